@@ -18,11 +18,13 @@ def parse_ranks(profile_ranks: int | str | Sequence[int]) -> tuple[range, ...]:
         ValueError: A rank is negative, or the string is malformed.
     """
     if isinstance(profile_ranks, str):
-        return tuple(_parse_item(item.strip(), profile_ranks) for item in profile_ranks.split(",")) if (
-            profile_ranks.strip()
-        ) else ()
+        return (
+            tuple(_parse_item(item.strip(), profile_ranks) for item in profile_ranks.split(","))
+            if (profile_ranks.strip())
+            else ()
+        )
     ranks = [profile_ranks] if isinstance(profile_ranks, int) else profile_ranks
-    if not isinstance(ranks, Sequence) or any(isinstance(r, bool) or not isinstance(r, int) for r in ranks):
+    if not isinstance(ranks, (list, tuple)) or any(isinstance(r, bool) or not isinstance(r, int) for r in ranks):
         raise TypeError(f"`profile_ranks={profile_ranks!r}` must be {_RULE}; empty means all ranks.")
     for rank in ranks:
         if rank < 0:

@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import IO
+from typing import IO, Any
 
 from lightning_chakra import storage
 from lightning_chakra.layout import Kind, PublishedTrace, RawTrace, RawWindow
@@ -153,11 +153,12 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
-def _open_gzip(sink: IO[bytes]) -> IO[bytes]:
+def _open_gzip(sink: IO[bytes]) -> Any:
     try:
         # isal level 2 takes a tenth of the time of the standard library's level 6; benchmarks/flush has the figures
         from isal import igzip
     except ImportError:
         return gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=sink, mtime=0)
-    opened: IO[bytes] = igzip.IGzipFile(filename="", mode="wb", compresslevel=2, fileobj=sink, mtime=0)
-    return opened
+    return igzip.IGzipFile(  # type: ignore[no-untyped-call]  # its base class is typed, its constructor is not
+        filename="", mode="wb", compresslevel=2, fileobj=sink, mtime=0
+    )

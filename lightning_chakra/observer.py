@@ -1,0 +1,111 @@
+"""The process-wide slot for execution traces, and every hazard of it.
+
+torch has one :class:`torch.profiler.ExecutionTraceObserver` slot per process. It reports success where it failed, and
+several of its misuses end the process; each method below says which one it avoids.
+"""
+
+import contextlib
+import os
+import weakref
+
+from torch.profiler import ExecutionTraceObserver
+
+# Observers that torch believes to be registered although another one holds the slot. Dropping one would finalize the
+# other's file and make its stop() a segmentation fault.
+_abandoned: list[ExecutionTraceObserver] = []
+
+_TAIL = 200
+
+
+class ObserverError(RuntimeError):
+    """The execution trace cannot be recorded."""
+
+
+class ExecutionTrace:
+    """One execution trace from registration to its finished file.
+
+    Args:
+        path: The plain ``.json`` file to write. Its folder must exist.
+
+    Raises:
+        ObserverError: Another observer holds the slot, or execution traces are broken in this process.
+        OSError: The file cannot be written.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        # A registration that cannot open its file disables execution traces for the rest of the process: try first.
+        with open(path, "wb"):
+            pass
+        os.remove(path)
+        observer = ExecutionTraceObserver()
+        observer.register_callback(path)
+        # torch reports a registration also when another observer holds the slot; the file is the only proof.
+        if not os.path.exists(path):
+            observer._registered = False
+            _abandoned.append(observer)
+            raise ObserverError(
+                "another ExecutionTraceObserver is registered in this process, or one before could not open its file"
+            )
+        self._observer: ExecutionTraceObserver | None = observer
+
+    def start(self) -> None:
+        """Begin to record. Process groups that exist by now are in the trace."""
+        assert self._observer is not None
+        self._observer.start()
+        _current.add(self._observer)
+
+    def stop(self) -> None:
+        """Stop recording; the file is not complete before :meth:`close`.
+
+        Raises:
+            ObserverError: Another observer was dropped meanwhile, which finished this file early.
+        """
+        if self._observer is None:
+            return
+        if self._is_finalized():
+            # Stopping now would be a segmentation fault: the C++ side has no observer any more.
+            self._observer._execution_trace_running = False
+            self._observer._registered = False
+            self._forget()
+            raise ObserverError(
+                "another ExecutionTraceObserver was registered and dropped during the window, which ended this one's "
+                "execution trace early"
+            )
+        self._observer.stop()
+
+    def close(self) -> None:
+        """Complete the file and give the slot back. Does nothing the second time."""
+        if self._observer is None:
+            return
+        try:
+            self.stop()
+            self._observer.unregister_callback()
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._observer is not None:
+            _current.discard(self._observer)
+            self._observer = None
+
+    def _is_finalized(self) -> bool:
+        with contextlib.suppress(OSError), open(self._path, "rb") as file:
+            file.seek(max(0, os.path.getsize(self._path) - _TAIL))
+            tail = file.read()
+            return b'"finish_ts"' in tail and tail.rstrip().endswith(b"}")
+        return False
+
+
+_current: "weakref.WeakSet[ExecutionTraceObserver]" = weakref.WeakSet()
+
+
+def _stop_in_child() -> None:
+    """Keep forked children (DataLoader workers) from writing their operators into the parent's file."""
+    for observer in list(_current):
+        observer.stop()
+    _current.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_stop_in_child)

@@ -1,0 +1,262 @@
+"""Driving torch's profiler: from step marks to a pair of raw files. Nothing here waits for another rank."""
+
+import contextlib
+import ctypes
+import dataclasses
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.profiler import record_function
+
+from lightning_chakra.layout import RawWindow
+from lightning_chakra.observer import ExecutionTrace, ObserverError
+from lightning_chakra.private_torch import (
+    NOBODY,
+    PREPARED,
+    RUNNING,
+    KinetoProfile,
+    is_noted,
+    note_owner,
+    profiler_enabled,
+    trace_only_config,
+)
+from lightning_chakra.schedule import Phase
+from lightning_chakra.scratch import Scratch, describe_window
+from lightning_chakra.signals import deferred_signals
+
+
+class RecorderError(RuntimeError):
+    """A window, or a part of it, cannot be recorded."""
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """What to collect; the names and meanings of :class:`torch.profiler.profile`."""
+
+    record_shapes: bool = False
+    with_stack: bool = False
+    profile_memory: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+    execution_trace: bool = False
+
+
+class TraceRecorder:
+    """Records the windows of one rank, one low-level profiler each.
+
+    A fresh profiler per window, driven by its three plain calls (prepare, start, stop), has no state that could carry
+    over: nothing can be stopped twice, no handler runs inside torch's own bookkeeping, and dropping it gives its
+    memory back.
+
+    Args:
+        options: What to collect.
+        scratch: Where the raw files go.
+        metadata: Top-level entries for the Kineto file; ``first_step``, ``last_step`` and ``partial`` are added to the
+            ``lightning_chakra`` one.
+    """
+
+    def __init__(self, options: RecordOptions, scratch: Scratch, metadata: Mapping[str, dict[str, Any]]) -> None:
+        self._options = options
+        self._scratch = scratch
+        self._metadata = metadata
+        self._live: _Window | None = None
+        self._lost = False
+        self.problems: list[str] = []
+        """What could not be recorded although the window goes on; the owner takes and tells it."""
+
+    @property
+    def recording(self) -> bool:
+        """Whether a window is open."""
+        return self._live is not None and self._live.raw is not None
+
+    def begin_step(self, step: int, phase: Phase) -> None:
+        """Enter a step in its phase: prepare on warmup, record and mark it when active.
+
+        Raises:
+            RecorderError: Another profiler runs. This window is given up.
+            OSError: The scratch folder cannot be written. This window is given up.
+        """
+        if phase is Phase.IDLE or self._lost:
+            return
+        with deferred_signals():
+            try:
+                if self._live is None:
+                    self._live = _Window(self._options, self._metadata)
+                if phase is Phase.ACTIVE:
+                    if self._live.raw is None:
+                        self._live.start(self._scratch.open_window(step), self.problems)
+                    self._live.mark(step)
+            except Exception:
+                self.discard()
+                self._lost = True
+                raise
+
+    def end_step(self) -> None:
+        """Close the mark of the current step."""
+        if self._live is not None:
+            self._live.leave_all()
+
+    def enter(self, name: str) -> None:
+        """Open a named range, if a window is open."""
+        if self._live is not None and self._live.raw is not None:
+            self._live.enter(name)
+
+    def leave(self, name: str) -> None:
+        """Close the range that :meth:`enter` opened last under this name."""
+        if self._live is not None:
+            self._live.leave(name)
+
+    def close(self, partial: bool) -> RawWindow | None:
+        """End the window: stop, finish the execution trace, export. Blocks as long as torch takes for that.
+
+        Returns:
+            The raw files, or ``None`` if nothing was recorded.
+        """
+        window, self._live = self._live, None
+        self._lost = False
+        if window is None:
+            return None
+        with deferred_signals():
+            return window.close(partial, self.problems)
+
+    def discard(self) -> None:
+        """End the window and drop what it recorded. Never raises."""
+        with contextlib.suppress(Exception):
+            raw = self.close(partial=True)
+            if raw is not None:
+                shutil.rmtree(raw.folder, ignore_errors=True)
+
+
+class _Window:
+    """One profiler from prepare to export. Closing it works from every state, once."""
+
+    def __init__(self, options: RecordOptions, metadata: Mapping[str, dict[str, Any]]) -> None:
+        self._options = options
+        self._metadata = metadata
+        self._ranges: list[tuple[str, record_function]] = []
+        self._trace: ExecutionTrace | None = None
+        self.raw: RawWindow | None = None
+        if profiler_enabled():
+            raise RecorderError("another profiler is running in this process")
+        self._profile = _profile(options)
+        self._profile.prepare_trace()
+        note_owner(PREPARED)
+
+    def start(self, raw: RawWindow, problems: list[str]) -> None:
+        if profiler_enabled():
+            raise RecorderError("another profiler is running in this process")
+        if not is_noted(PREPARED):
+            # Somebody ran a profiler since: starting on what he left is a segmentation fault.
+            self._profile = _profile(self._options)
+            self._profile.prepare_trace()
+        files = {file.kind: file for file in raw.files}
+        if "chakra" in files:
+            try:
+                self._trace = ExecutionTrace(files["chakra"].path)
+                self._trace.start()
+            except (ObserverError, OSError) as error:
+                self._trace = None
+                problems.append(f"no execution trace of this window: {error}")
+                raw = dataclasses.replace(raw, files=(files["kineto"],))
+        self.raw = raw
+        for key, value in self._metadata.items():
+            # torch writes its own distributedInfo when there is a process group
+            if key != "lightning_chakra" and not (key == "distributedInfo" and _has_process_group()):
+                self._profile.preset_metadata_json(key, json.dumps(value))
+        self._profile.start_trace()
+        note_owner(RUNNING)
+
+    def mark(self, step: int) -> None:
+        assert self.raw is not None
+        self.raw = dataclasses.replace(self.raw, last_step=step)
+        self.enter(f"ProfilerStep#{step}")
+
+    def enter(self, name: str) -> None:
+        entered = record_function(name)
+        entered.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._ranges.append((name, entered))
+
+    def leave(self, name: str) -> None:
+        if self._ranges and self._ranges[-1][0] == name:
+            self._ranges.pop()[1].__exit__(None, None, None)
+
+    def leave_all(self) -> None:
+        while self._ranges:
+            self._ranges.pop()[1].__exit__(None, None, None)
+
+    def close(self, partial: bool, problems: list[str]) -> RawWindow | None:
+        self.leave_all()
+        if self.raw is None:
+            self._release()
+            return None
+        raw = dataclasses.replace(self.raw, partial=partial)
+        kept = {file.kind: file for file in raw.files}
+        try:
+            # torch stops the observer first and the profiler then; the pair covers the same operators only so.
+            if self._trace is not None:
+                self._trace.stop()
+        except ObserverError as error:
+            problems.append(f"no whole execution trace of this window: {error}")
+            del kept["chakra"]
+            self._trace = None
+        try:
+            if is_noted(RUNNING):
+                span = {"first_step": raw.first_step, "last_step": raw.last_step, "partial": partial}
+                entry = json.dumps({**self._metadata.get("lightning_chakra", {}), **span})
+                self._profile.add_metadata_json("lightning_chakra", entry)
+                self._profile.stop_trace()
+                note_owner(NOBODY)
+            else:
+                # Stopping would stop the other one; exporting what he took over is a segmentation fault.
+                problems.append("no Kineto trace of this window: another profiler was started in it and ended it")
+                del kept["kineto"]
+        finally:
+            if self._trace is not None:
+                self._trace.close()
+        if "kineto" in kept:
+            # Raises nothing on a full disk: the writer looks at the file before it publishes it.
+            self._profile.export_chrome_trace(kept["kineto"].path)
+        del self._profile
+        _give_memory_back()
+        raw = dataclasses.replace(raw, files=tuple(kept.values()))
+        if not raw.files:
+            shutil.rmtree(raw.folder, ignore_errors=True)
+            return None
+        with contextlib.suppress(OSError):
+            describe_window(raw)
+        return raw
+
+    def _release(self) -> None:
+        """End a profiler that was prepared and never started; torch's own way out of the warmup."""
+        if is_noted(PREPARED) and not profiler_enabled():
+            self._profile.start_trace()
+            self._profile.stop_trace()
+        note_owner(NOBODY)
+
+
+def _profile(options: RecordOptions) -> Any:
+    return KinetoProfile(
+        record_shapes=options.record_shapes,
+        profile_memory=options.profile_memory,
+        with_stack=options.with_stack,
+        with_flops=options.with_flops,
+        with_modules=options.with_modules,
+        # stacks need the post-processing
+        experimental_config=None if options.with_stack else trace_only_config(),
+    )
+
+
+def _has_process_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _give_memory_back() -> None:
+    """Return freed memory to the system: the results of a window are several times the size of its trace."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,306 @@
+"""The profiling of one fit on one rank: steps become windows, windows become files.
+
+What all ranks must do alike (count steps, meet at the barrier) and what only profiled ranks do (record, write) is
+decided here, without Lightning.
+"""
+
+import atexit
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tqdm import tqdm
+from typing_extensions import ParamSpec
+
+from lightning_chakra.barrier import BarrierError, FlushBarrier
+from lightning_chakra.layout import PublishedTrace, RawWindow
+from lightning_chakra.messages import info, warn
+from lightning_chakra.recorder import TraceRecorder
+from lightning_chakra.schedule import Phase, ProfileSchedule
+from lightning_chakra.scratch import Scratch
+from lightning_chakra.writer import PublishError, TraceWriter, describe_error
+
+_PATIENCE = 2.0  # seconds of waiting for the writer before the user is told
+_BACKLOG = 3  # windows waiting for the writer before the user is told
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+@dataclass
+class Recording:
+    """What a profiled rank has and another one has not.
+
+    Attributes:
+        least_free_bytes: Free scratch space below which a window begins with a warning.
+        published: The files published in this fit.
+        lost: Number of files that could not be published in this fit.
+    """
+
+    recorder: TraceRecorder
+    writer: TraceWriter
+    scratch: Scratch
+    least_free_bytes: int
+    published: list[PublishedTrace] = field(default_factory=list)
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class Total:
+    """What all ranks together published in one fit."""
+
+    files: int
+    bytes: int
+    lost: int
+    partial: int
+
+
+class ProfilingSession:
+    """One fit on one rank.
+
+    Args:
+        rank: Global rank.
+        schedule: Which steps to record.
+        barrier: Where all ranks meet.
+        recording: The recorder and the writer of a profiled rank; ``None`` on the others.
+        raise_errors: Raise the first fault of the profiling instead of warning of it.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        schedule: ProfileSchedule,
+        barrier: FlushBarrier,
+        recording: Recording | None,
+        raise_errors: bool,
+    ) -> None:
+        self.in_step = False
+        self.number = 0
+        """Number of the current or last step: what its mark carries."""
+        self.steps = 0
+        """Steps completed in this fit, which is also the index of the current or next one."""
+        self._open = False  # whether an active step began whose window has not closed; the same on every rank
+        self._first = 0  # its first step
+        self._windows = 0  # windows begun
+        self._given_up = False  # whether the barrier failed, so that recording on would endanger the training
+        self._rank = rank
+        self._schedule = schedule
+        self._barrier: FlushBarrier | None = barrier
+        self._recording = recording
+        self._raise_errors = raise_errors
+        # Leaving the interpreter with a running profiler is a segmentation fault.
+        atexit.register(self.abort)
+
+    def begin_step(self, number: int) -> None:
+        """The first batch of a step begins; ``number`` is what its mark shall carry."""
+        self.in_step = True
+        self.number = number
+        phase = self._schedule.phase(self.steps)
+        if phase is Phase.IDLE or self._given_up:
+            return
+        if phase is Phase.ACTIVE and not self._open:
+            self._open = True
+            self._first = number
+            self._windows += 1
+            self._check_space()
+        if self._recording is not None:
+            self._attempt(self._recording.recorder.begin_step, number, phase)
+
+    def end_step(self) -> None:
+        """The last batch of the step ended."""
+        self.in_step = False
+        index = self.steps
+        self.steps += 1
+        if not self._open:
+            return
+        if self._recording is not None:
+            self._attempt(self._recording.recorder.end_step)
+        if self._schedule.ends_window(index):
+            self._close_window(partial=False)
+
+    def enter(self, name: str) -> None:
+        """Something that is no training step begins; its operators go into a range of this name."""
+        if self._recording is not None:
+            self._attempt(self._recording.recorder.enter, name)
+
+    def leave(self, name: str) -> None:
+        """It ended."""
+        if self._recording is not None:
+            self._attempt(self._recording.recorder.leave, name)
+
+    def finish(self) -> Total:
+        """The training ended well: save a window cut short, wait for the writer and for the other ranks."""
+        if self._open:
+            self._close_window(partial=True)
+        elif self._recording is not None:
+            self._attempt(self._recording.recorder.close, True)
+        if not self._windows and not self._given_up and self._rank == 0:
+            warn(too_short(self._schedule, self.steps, certain=True))
+        self._flush()
+        # Ranks with nothing to write must not run ahead into collectives of the training, or out of the process.
+        self._meet("publish the last traces")
+        return self._total()
+
+    def abort(self) -> None:
+        """Save what there is, without any collective: an exception, a signal or the end of the interpreter."""
+        self._raise_errors = False  # the training's own exception is the one to be seen
+        try:
+            if self._recording is not None:
+                self._submit(self._attempt(self._recording.recorder.close, True))
+                self._flush()
+        finally:
+            self.dispose()
+
+    def dispose(self) -> None:
+        """Give everything back. Not a collective. Does nothing the second time."""
+        atexit.unregister(self.abort)
+        if self._recording is not None:
+            self._recording.recorder.discard()
+            self._recording.writer.close()
+            self._recording.scratch.close()
+            self._recording = None
+        self._drop_barrier()
+
+    def _close_window(self, *, partial: bool) -> None:
+        """Export, meet the other ranks, flush in the background. Every rank comes here after the same step."""
+        self._open = False
+        raw = None
+        if self._recording is not None:
+            raw = self._attempt(self._recording.recorder.close, partial)
+        try:
+            self._meet(f"export {self._window()}")
+        finally:
+            self._submit(raw)
+
+    def _window(self) -> str:
+        return f"step {self._first}" if self._first == self.number else f"steps {self._first}-{self.number}"
+
+    def _meet(self, what: str) -> None:
+        if self._barrier is None:
+            return
+        try:
+            self._barrier.wait(what)
+        except Exception as error:  # whatever a strategy's barrier raises
+            self._drop_barrier()
+            self._given_up = True
+            text = str(error) if isinstance(error, BarrierError) else describe_error(error)
+            self._fault(f"{text}. Nothing more is recorded in this fit; the training goes on.", error)
+
+    def _drop_barrier(self) -> None:
+        barrier, self._barrier = self._barrier, None
+        if barrier is not None:
+            barrier.close()
+
+    def _total(self) -> Total:
+        mine = [0, 0, 0, 0]
+        if self._recording is not None:
+            published = self._recording.published
+            mine = [
+                len(published),
+                sum(trace.bytes for trace in published),
+                self._recording.lost,
+                sum(trace.partial for trace in published),
+            ]
+        if self._barrier is not None:
+            mine = self._attempt(self._barrier.total, mine) or mine
+        return Total(*mine)
+
+    def _submit(self, raw: RawWindow | None) -> None:
+        if self._recording is None:
+            return
+        problems, self._recording.recorder.problems = self._recording.recorder.problems, []
+        for problem in problems:
+            self._fault(f"rank {self._rank}, {self._window()}: {problem}. The training goes on.")
+        if raw is not None:
+            self._recording.writer.submit(raw)
+            backlog = self._recording.writer.backlog
+            if backlog >= _BACKLOG:
+                self._fault(
+                    f"rank {self._rank}, {self._window()}: {backlog} windows wait to be compressed and published, "
+                    f"their raw files fill {self._recording.scratch.where()}. Record less often (`wait`) or less "
+                    "(`active`)."
+                )
+        self._tell_write_errors()
+
+    def _flush(self) -> None:
+        """Wait for the writer, and say so when it takes long."""
+        if self._recording is None:
+            return
+        writer = self._recording.writer
+        if not writer.join(_PATIENCE):
+            _watch(writer, self._rank)
+        writer.close()
+        self._tell_write_errors()
+
+    def _tell_write_errors(self) -> None:
+        if self._recording is None:
+            return
+        for error in self._recording.writer.take_errors():
+            self._recording.lost += 1
+            self._fault(_describe_lost(self._rank, error), error)
+
+    def _check_space(self) -> None:
+        if self._recording is None:
+            return
+        free = self._attempt(self._recording.scratch.free_bytes)
+        least = self._recording.least_free_bytes
+        if free is not None and free < least:
+            self._fault(
+                f"rank {self._rank}, from step {self._first}: {free / 1e9:.1f} GB are free in "
+                f"{self._recording.scratch.where()}, and a window can take {least / 1e9:.1f} GB or more. "
+                "If they do not fit, this window is lost. Set `scratch_dir` to a folder with more space."
+            )
+
+    def _attempt(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:  # no fault of the profiling may end a training
+            window = f"{self._window()}: " if self._open else ""
+            reason = describe_error(error)
+            self._fault(f"rank {self._rank}, {window}{reason}. Nothing of it is kept; the training goes on.", error)
+            return None
+
+    def _fault(self, message: str, error: BaseException | None = None) -> None:
+        if self._raise_errors:
+            raise RuntimeError(message) from error
+        warn(message)
+
+
+def too_short(schedule: ProfileSchedule, steps: int, *, certain: bool) -> str:
+    """The warning about a fit that ends before its first window begins."""
+    needed = schedule.steps_needed
+    had = "had" if certain else "will have at most"
+    return (
+        f"no trace: the schedule skip_first={schedule.skip_first}, wait={schedule.wait}, warmup={schedule.warmup}, "
+        f"active={schedule.active} needs {needed} steps, this fit {had} {steps}. Lower `wait` or train for longer."
+    )
+
+
+def _describe_lost(rank: int, error: PublishError) -> str:
+    window = error.window
+    steps = (
+        f"step {window.first_step}"
+        if window.first_step == window.last_step
+        else f"steps {window.first_step}-{window.last_step}"
+    )
+    fate = (
+        f"The raw file is kept: {error.raw.path}; `lightning-chakra recover {window.folder}` publishes it."
+        if os.path.exists(error.raw.path)
+        else "It is lost."
+    )
+    return f"rank {rank}, {steps}: {error.raw.target} was not published: {error.reason}. {fate} The training goes on."
+
+
+def _watch(writer: TraceWriter, rank: int) -> None:
+    """Show the progress of the writer until it is done."""
+    done, todo = writer.progress
+    if rank != 0 or not sys.stderr.isatty():
+        info(f"rank {rank} is compressing its traces, {done / 1e6:.0f} of {todo / 1e6:.0f} MB so far")
+        writer.join()
+        return
+    with tqdm(total=todo, initial=done, unit="B", unit_scale=True, desc="compressing traces", leave=False) as bar:
+        while not writer.join(0.2):
+            bar.update(writer.progress[0] - bar.n)

@@ -1,0 +1,26 @@
+"""Shared fixtures; the guard polices the process after every test."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import preload  # noqa: F401  # sets OMP_NUM_THREADS before torch is loaded anywhere
+from tests.police import offences
+
+
+@pytest.fixture(autouse=True)
+def _guard(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A temporary folder of its own for each test, and nothing left in it or in the process afterwards."""
+    folder = tmp_path_factory.mktemp("tmp")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    assert offences() == []
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """The output folder of a test."""
+    return tmp_path / "out"
