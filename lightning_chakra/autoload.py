@@ -21,8 +21,8 @@ def callbacks_from_environment() -> "list[ChakraProfilerCallback]":
     """The callback that ``LIGHTNING_CHAKRA`` asks for, in a list; an empty list without it.
 
     The value holds arguments of :class:`~lightning_chakra.ChakraProfilerCallback` as ``name=value``, separated by
-    spaces (quoted as in a shell): ``profile_ranks=0-7:8 wait=50 collect_chakra=true``. The value ``1`` takes the defaults, and
-    an empty value or ``0`` means off. It must be the same on all ranks of a job, as every callback must.
+    spaces (quoted as in a shell): ``profile_ranks=0-7:8 wait=50 collect_chakra=true``. The value ``1`` takes the
+    defaults, and an empty value or ``0`` means off. It must be the same on all ranks of a job, as every callback must.
 
     Raises:
         ValueError: The variable cannot be read, or the callback does not accept an argument.
