@@ -1,0 +1,230 @@
+"""Trace files as streams of typed events, a few megabytes in memory at a time.
+
+A trace of 500 MB must not cost a multiple of that, so the list that makes up nearly all of the file (``traceEvents`` of
+a Kineto trace, ``nodes`` of an execution trace) is decoded in pieces, and of each entry only the fields of a
+:class:`msgspec.Struct` are kept. msgspec reads strict JSON (RFC 8259): no NaN, no raw control characters in strings.
+"""
+
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterator
+from typing import IO, Any, Generic, TypeVar, cast
+
+import msgspec
+
+from lightning_chakra.layout import Kind, is_url
+
+PIECE = 4 << 20
+"""Bytes of JSON that are decoded at a time."""
+
+_LIST: dict[Kind, str] = {"kineto": "traceEvents", "chakra": "nodes"}
+"""The key of the long list of each kind of trace."""
+
+T = TypeVar("T")
+
+
+class TraceError(Exception):
+    """A trace file that cannot be read: not there, cut, not gzip, not JSON. The text says what, not which file."""
+
+
+class Event(msgspec.Struct, gc=False):
+    """A Kineto event (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
+
+    Attributes:
+        ph: Phase: ``"X"`` a complete slice, ``"M"`` metadata, ``"s"``/``"f"`` the ends of a flow.
+        cat: Category, such as ``"cpu_op"`` or ``"kernel"``.
+        name: Name.
+        pid: Process, or the device's number for device events.
+        tid: Thread, or the stream's number for device events.
+        ts: Start, µs.
+        dur: Duration, µs.
+        args: What else was recorded. Only the fields of :class:`EventArgs` are kept.
+    """
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str = ""
+    tid: int | str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    args: "EventArgs | None" = None
+
+
+class EventArgs(msgspec.Struct, gc=False, rename={"rf_id": "Record function id", "external_id": "External id"}):
+    """The arguments of an event that a check needs.
+
+    Attributes:
+        rf_id: The number that links an operator with its node in the execution trace; 0 where none was recorded.
+        external_id: Links a runtime call and its kernel with the operator.
+        correlation: Links a kernel with its runtime call.
+    """
+
+    rf_id: int = 0
+    external_id: int = 0
+    correlation: int = 0
+
+
+class KinetoHead(msgspec.Struct):
+    """The top level of a Kineto trace without its events.
+
+    Attributes:
+        distributed: ``distributedInfo``: rank, world size, process groups.
+        lightning_chakra: What this package says about the capture; ``None`` in traces that others wrote.
+        base_time_ns: Added to ``ts`` it gives the time since 1970, ns; ``None`` in older traces.
+    """
+
+    distributed: dict[str, Any] | None = msgspec.field(default=None, name="distributedInfo")
+    lightning_chakra: dict[str, Any] | None = None
+    base_time_ns: int | None = msgspec.field(default=None, name="baseTimeNanoseconds")
+
+
+class ChakraHead(msgspec.Struct):
+    """The top level of an execution trace without its nodes.
+
+    Attributes:
+        schema: Version of the format, such as ``"1.1.1-chakra.0.0.4"``.
+        pid: Process that wrote it.
+        finish_ts: Set when the observer was unregistered; ``None`` in a cut trace.
+    """
+
+    schema: str = ""
+    pid: int | None = None
+    finish_ts: int | None = None
+
+
+class NodeAttr(msgspec.Struct, gc=False):
+    """One attribute of a node (schema 1.0.3 and later)."""
+
+    name: str = ""
+    value: Any = None
+
+
+class Node(msgspec.Struct, gc=False):
+    """A node of an execution trace.
+
+    Up to schema 1.0.2 ``rf_id``, ``parent`` and ``tid`` are fields of the node; since 1.0.3 the parent is called
+    ``ctrl_deps`` and the others are attributes.
+    """
+
+    id: int = -1
+    name: str = ""
+    ctrl_deps: int | None = None
+    parent: int | None = None
+    rf_id: int | None = None
+    attrs: list[NodeAttr] | None = None
+
+    @property
+    def parent_id(self) -> int | None:
+        """The node that it was called from."""
+        return self.parent if self.ctrl_deps is None else self.ctrl_deps
+
+    def attr(self, name: str) -> Any:
+        """The value of an attribute; ``None`` if the node has none of that name."""
+        return next((attr.value for attr in self.attrs or () if attr.name == name), None)
+
+    @property
+    def record_function_id(self) -> int:
+        """The number that links it with the operator in the Kineto trace; 0 where there is none."""
+        return int(self.rf_id if self.rf_id is not None else self.attr("rf_id") or 0)
+
+
+def open_trace(path: str) -> IO[bytes]:
+    """Open a trace file, gzipped or plain, local or an fsspec URL, for reading its JSON.
+
+    Raises:
+        TraceError: There is no such file.
+    """
+    try:
+        raw: IO[bytes] = _open_url(path) if is_url(path) else open(path, "rb")
+        magic = raw.read(2)
+        raw.seek(0)
+    except Exception as error:  # fsspec: whatever its backend raises
+        raise TraceError(f"cannot be opened: {error}") from error
+    return _gunzip(raw) if magic == b"\x1f\x8b" else raw
+
+
+def read_head(path: str, size: int = 4096) -> bytes:
+    """The first bytes of the JSON, empty if the file cannot be read."""
+    try:
+        with open_trace(path) as stream:
+            return stream.read(size)
+    except (TraceError, OSError, EOFError, zlib.error):
+        return b""
+
+
+def sniff_kind(head: bytes) -> Kind | None:
+    """What kind of trace begins with these bytes; ``None``: neither."""
+    if re.match(rb'\s*\{\s*"schema"\s*:\s*"', head):
+        return "chakra"
+    if re.match(rb'\s*\{\s*"', head) and re.search(
+        rb'"(schemaVersion|traceEvents|deviceProperties|distributedInfo|lightning_chakra|displayTimeUnit)"', head
+    ):
+        return "kineto"
+    return None
+
+
+class TraceReader(Generic[T]):
+    """Reads one trace file in pieces.
+
+    Iterate over it to get its events or nodes in lists; ``head`` is complete after that.
+
+    Args:
+        path: The file.
+        kind: Its kind.
+        entry: The Struct to make of each event or node.
+    """
+
+    def __init__(self, path: str, kind: Kind, entry: type[T]) -> None:
+        self._path = path
+        self._key = f'"{_LIST[kind]}"'.encode()
+        self._decoder = msgspec.json.Decoder(list[entry])  # type: ignore[valid-type]
+        self.head: bytes = b"{}"
+        """The JSON without the entries of the long list."""
+        self.bytes = 0
+        """Size of the JSON so far."""
+
+    def __iter__(self) -> Iterator[list[T]]:
+        """Yield the events or nodes in lists.
+
+        Raises:
+            TraceError: The file is not whole gzip or not strict JSON, and where.
+        """
+        try:
+            with open_trace(self._path) as stream:
+                yield from self._pieces(stream)
+        except EOFError:
+            raise TraceError(f"the gzip file ends too early, after {self.bytes} bytes of JSON: it was cut") from None
+        except (zlib.error, gzip.BadGzipFile) as error:
+            raise TraceError(f"not whole gzip, after {self.bytes} bytes of JSON: {error}") from None
+        except OSError as error:
+            raise TraceError(f"cannot be read: {error}") from error
+        except _igzip_errors() as error:
+            raise TraceError(f"not whole gzip, after {self.bytes} bytes of JSON: {error}") from None
+
+    def _pieces(self, stream: IO[bytes]) -> Iterator[list[T]]:
+        raise NotImplementedError
+
+
+def _igzip_errors() -> tuple[type[Exception], ...]:
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        return ()
+    return (cast("type[Exception]", isal_zlib.error),)
+
+
+def _gunzip(raw: IO[bytes]) -> IO[bytes]:
+    try:
+        from isal import igzip  # three times as fast as the standard library
+    except ImportError:
+        return gzip.GzipFile(fileobj=raw, mode="rb")
+    return cast("IO[bytes]", igzip.IGzipFile(fileobj=raw, mode="rb"))
+
+
+def _open_url(path: str) -> IO[bytes]:
+    import fsspec  # only needed for URLs
+
+    return io.BufferedReader(fsspec.open(path, "rb").open(), PIECE)
