@@ -22,7 +22,11 @@ PIECE = 4 << 20
 _LIST: dict[Kind, str] = {"kineto": "traceEvents", "chakra": "nodes"}
 """The key of the long list of each kind of trace."""
 
+_GUESSES = 16
+"""How often the end of an entry is guessed before more of the file is read."""
+
 T = TypeVar("T")
+H = TypeVar("H")
 
 
 class TraceError(Exception):
@@ -169,7 +173,7 @@ def sniff_kind(head: bytes) -> Kind | None:
 class TraceReader(Generic[T]):
     """Reads one trace file in pieces.
 
-    Iterate over it to get its events or nodes in lists; ``head`` is complete after that.
+    Iterate over it once to get its events or nodes in lists; :meth:`head` is there after that.
 
     Args:
         path: The file.
@@ -179,12 +183,30 @@ class TraceReader(Generic[T]):
 
     def __init__(self, path: str, kind: Kind, entry: type[T]) -> None:
         self._path = path
-        self._key = f'"{_LIST[kind]}"'.encode()
-        self._decoder = msgspec.json.Decoder(list[entry])  # type: ignore[valid-type]
-        self.head: bytes = b"{}"
-        """The JSON without the entries of the long list."""
-        self.bytes = 0
-        """Size of the JSON so far."""
+        self._key = _LIST[kind]
+        self._entries = msgspec.json.Decoder(list[entry])  # type: ignore[valid-type]
+        document = msgspec.defstruct("Document", [("entries", list[entry])], rename={"entries": self._key})  # type: ignore[valid-type]
+        self._document = msgspec.json.Decoder(document)
+        self._rest = b""  # what is read and not decoded; in the end the document without the entries of the list
+        self._start = 0  # where self._rest starts in the JSON, bytes
+        self._prefix = b""  # the JSON up to the first entry
+        self._list_ended = False
+
+    def head(self, type_: type[H]) -> H:
+        """The top level of the trace, without the events or nodes.
+
+        Raises:
+            TraceError: A field of it has the wrong type.
+        """
+        try:
+            return msgspec.json.decode(self._rest, type=type_)
+        except msgspec.DecodeError as error:
+            raise TraceError(f"its top level is not as it should be: {error}") from None
+
+    @property
+    def compact_rank(self) -> bool:
+        """Whether the rank is written without the white space that HolisticTraceAnalysis looks for."""
+        return re.search(rb'"rank":\d', self._rest) is not None
 
     def __iter__(self) -> Iterator[list[T]]:
         """Yield the events or nodes in lists.
@@ -196,16 +218,108 @@ class TraceReader(Generic[T]):
             with open_trace(self._path) as stream:
                 yield from self._pieces(stream)
         except EOFError:
-            raise TraceError(f"the gzip file ends too early, after {self.bytes} bytes of JSON: it was cut") from None
-        except (zlib.error, gzip.BadGzipFile) as error:
-            raise TraceError(f"not whole gzip, after {self.bytes} bytes of JSON: {error}") from None
+            raise TraceError(f"the gzip file ends too early, after {self._end} bytes of JSON: it was cut") from None
+        except (zlib.error, gzip.BadGzipFile, *_igzip_errors()) as error:
+            raise TraceError(f"not whole gzip, after {self._end} bytes of JSON: {error}") from None
         except OSError as error:
             raise TraceError(f"cannot be read: {error}") from error
-        except _igzip_errors() as error:
-            raise TraceError(f"not whole gzip, after {self.bytes} bytes of JSON: {error}") from None
+
+    @property
+    def _end(self) -> int:
+        return self._start + len(self._rest)
 
     def _pieces(self, stream: IO[bytes]) -> Iterator[list[T]]:
-        raise NotImplementedError
+        # The list starts in the first piece of every torch trace. Quotes inside a string are escaped, so a match is a key.
+        start = re.compile(rf'"{self._key}"\s*:\s*\['.encode())
+        while (match := start.search(self._rest)) is None:
+            if not (more := stream.read(max(PIECE, len(self._rest)))):
+                break
+            self._rest += more
+        if match is not None:
+            self._prefix, self._rest = self._rest[: match.end()], self._rest[match.end() :]
+            self._start = match.end()
+            separators = _separators(self._rest)
+            while more := stream.read(max(PIECE, len(self._rest))):
+                self._rest += more
+                if not self._list_ended and (entries := self._take(separators)):
+                    yield entries
+        yield self._take_last()
+
+    def _take(self, separators: list[bytes]) -> list[T] | None:
+        """Decode as many entries as are there, and keep the rest.
+
+        Where ``[`` + text + ``]`` is valid JSON, the text ends between two entries of the list: the guess at the
+        separator is proven by the decoding. Where it is not, the place of the error tells a wrong guess (the end of the
+        text) from bad JSON (before it).
+        """
+        for separator in separators:
+            end = len(self._rest)
+            for _ in range(_GUESSES):
+                end = self._rest.rfind(separator, 0, end)
+                if end < 0:
+                    break
+                text = self._rest[: end + 1]
+                try:
+                    entries = self._entries.decode(b"[" + text + b"]")
+                except msgspec.DecodeError as error:
+                    place = _place(error)
+                    if "trailing characters" in str(error):  # the list ended before
+                        self._list_ended = True
+                        return None
+                    if isinstance(error, msgspec.ValidationError) or (place is not None and place <= end):
+                        raise self._error(error, text, self._start - 1) from None
+                    continue
+                _check_utf8(text, self._start)
+                comma = self._rest.index(b",", end)
+                self._rest, self._start = self._rest[comma + 1 :], self._start + comma + 1
+                return entries
+        return None
+
+    def _take_last(self) -> list[T]:
+        offset = self._start - len(self._prefix)
+        self._rest = self._prefix + self._rest
+        if not self._rest.strip():
+            raise TraceError("the file is empty")
+        try:
+            document = self._document.decode(self._rest)
+        except msgspec.DecodeError as error:
+            raise self._error(error, self._rest, offset) from None
+        _check_utf8(self._rest, offset)
+        self._start = offset
+        return cast("list[T]", document.entries)
+
+    def _error(self, error: msgspec.DecodeError, text: bytes, offset: int) -> TraceError:
+        if isinstance(error, msgspec.ValidationError):
+            if f"missing required field `{self._key}`" in str(error):
+                return TraceError(f"it has no {self._key}: not a trace of this kind")
+            return TraceError(f"an entry is not as it should be: {error}")
+        place = _place(error)
+        if place is None:
+            return TraceError(f"the JSON ends too early, after {offset + len(text)} bytes: it was cut")
+        near = text[max(0, place - 40) : place + 20].decode("utf-8", "replace")
+        reason = str(error).removeprefix("JSON is malformed: ").partition(" (byte")[0]
+        return TraceError(f"not strict JSON at byte {offset + place}: {reason}, near {near!r}")
+
+
+def _separators(text: bytes) -> list[bytes]:
+    """How the entries of the list may be separated, judging by what stands before the first one."""
+    indent = re.match(rb"\s*?(\n[ \t]*)?(?=\S)", text)
+    own = [b"}," + indent[1] + b"{"] if indent and indent[1] else []
+    return [*own, b"}, {", b"},{"]
+
+
+def _place(error: msgspec.DecodeError) -> int | None:
+    match = re.search(r"\(byte (\d+)\)", str(error))
+    return int(match[1]) if match else None
+
+
+def _check_utf8(text: bytes, offset: int) -> None:
+    """Look at the text of fields that were skipped too: msgspec takes any bytes there."""
+    if not text.isascii():
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            raise TraceError(f"not strict JSON at byte {offset + error.start}: not UTF-8") from None
 
 
 def _igzip_errors() -> tuple[type[Exception], ...]:
