@@ -81,8 +81,8 @@ def find_captures(path: str) -> list[Capture]:
     """All windows below ``path``, runs and windows in their order in time.
 
     Args:
-        path: A folder with the layout of this package, one of its ``pytorch_profile`` or ``chakra`` folders, a folder of
-            traces that others wrote, or a single trace file. Local, or an fsspec URL.
+        path: A folder with the layout of this package, one of its ``pytorch_profile`` or ``chakra`` folders, a
+            folder of traces that others wrote, or a single trace file. Local, or an fsspec URL.
 
     Raises:
         CommandError: There is no such folder, or no trace in it.
@@ -180,6 +180,6 @@ def _hint(root: str, names: list[str]) -> str:
             if depth == 0:
                 names.extend(f"{entry}/{n}" for n in below[:100])
     return (
-        "; expected pytorch_profile/ and chakra/, or step-*/ or run-*/ with those in them, or the .json or .json.gz files "
-        "that torch.profiler exports"
+        "; expected pytorch_profile/ and chakra/, or step-*/ or run-*/ with those in them, "
+        "or the .json or .json.gz files that torch.profiler exports"
     )

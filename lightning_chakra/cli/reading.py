@@ -5,7 +5,9 @@ a Kineto trace, ``nodes`` of an execution trace) is decoded in pieces, and of ea
 :class:`msgspec.Struct` are kept. msgspec reads strict JSON (RFC 8259): no NaN, no raw control characters in strings.
 """
 
+import contextlib
 import gzip
+import importlib
 import io
 import re
 import zlib
@@ -15,6 +17,13 @@ from typing import IO, Any, Generic, TypeVar, cast
 import msgspec
 
 from lightning_chakra.layout import Kind, is_url
+
+_gzip_file: Any = gzip.GzipFile
+_GZIP_ERRORS: tuple[type[Exception], ...] = (gzip.BadGzipFile, zlib.error)
+with contextlib.suppress(ImportError):
+    # Three times as fast as the standard library. Imported by name: whether it brings types depends on its version.
+    _gzip_file = importlib.import_module("isal.igzip").IGzipFile
+    _GZIP_ERRORS += (importlib.import_module("isal.isal_zlib").error,)
 
 PIECE = 4 << 20
 """Bytes of JSON that are decoded at a time."""
@@ -57,18 +66,14 @@ class Event(msgspec.Struct, gc=False):
     args: "EventArgs | None" = None
 
 
-class EventArgs(msgspec.Struct, gc=False, rename={"rf_id": "Record function id", "external_id": "External id"}):
+class EventArgs(msgspec.Struct, gc=False, rename={"rf_id": "Record function id"}):
     """The arguments of an event that a check needs.
 
     Attributes:
         rf_id: The number that links an operator with its node in the execution trace; 0 where none was recorded.
-        external_id: Links a runtime call and its kernel with the operator.
-        correlation: Links a kernel with its runtime call.
     """
 
     rf_id: int = 0
-    external_id: int = 0
-    correlation: int = 0
 
 
 class KinetoHead(msgspec.Struct):
@@ -76,11 +81,13 @@ class KinetoHead(msgspec.Struct):
 
     Attributes:
         distributed: ``distributedInfo``: rank, world size, process groups.
+        devices: ``deviceProperties``: the GPUs of the host; ``None`` in traces without that field.
         lightning_chakra: What this package says about the capture; ``None`` in traces that others wrote.
         base_time_ns: Added to ``ts`` it gives the time since 1970, ns; ``None`` in older traces.
     """
 
     distributed: dict[str, Any] | None = msgspec.field(default=None, name="distributedInfo")
+    devices: list[Any] | None = msgspec.field(default=None, name="deviceProperties")
     lightning_chakra: dict[str, Any] | None = None
     base_time_ns: int | None = msgspec.field(default=None, name="baseTimeNanoseconds")
 
@@ -142,12 +149,12 @@ def open_trace(path: str) -> IO[bytes]:
         TraceError: There is no such file.
     """
     try:
-        raw: IO[bytes] = _open_url(path) if is_url(path) else open(path, "rb")
+        raw: IO[bytes] = _open_url(path) if is_url(path) else open(path, "rb")  # noqa: SIM115 - handed on
         magic = raw.read(2)
         raw.seek(0)
     except Exception as error:  # fsspec: whatever its backend raises
         raise TraceError(f"cannot be opened: {error}") from error
-    return _gunzip(raw) if magic == b"\x1f\x8b" else raw
+    return cast("IO[bytes]", _gzip_file(fileobj=raw, mode="rb")) if magic == b"\x1f\x8b" else raw
 
 
 def read_head(path: str, size: int = 4096) -> bytes:
@@ -155,7 +162,7 @@ def read_head(path: str, size: int = 4096) -> bytes:
     try:
         with open_trace(path) as stream:
             return stream.read(size)
-    except (TraceError, OSError, EOFError, zlib.error):
+    except (TraceError, OSError, EOFError, *_GZIP_ERRORS):
         return b""
 
 
@@ -186,7 +193,7 @@ class TraceReader(Generic[T]):
         self._key = _LIST[kind]
         self._entries = msgspec.json.Decoder(list[entry])  # type: ignore[valid-type]
         document = msgspec.defstruct("Document", [("entries", list[entry])], rename={"entries": self._key})  # type: ignore[valid-type]
-        self._document = msgspec.json.Decoder(document)
+        self._document: msgspec.json.Decoder[Any] = msgspec.json.Decoder(document)
         self._rest = b""  # what is read and not decoded; in the end the document without the entries of the list
         self._start = 0  # where self._rest starts in the JSON, bytes
         self._prefix = b""  # the JSON up to the first entry
@@ -219,7 +226,7 @@ class TraceReader(Generic[T]):
                 yield from self._pieces(stream)
         except EOFError:
             raise TraceError(f"the gzip file ends too early, after {self._end} bytes of JSON: it was cut") from None
-        except (zlib.error, gzip.BadGzipFile, *_igzip_errors()) as error:
+        except _GZIP_ERRORS as error:
             raise TraceError(f"not whole gzip, after {self._end} bytes of JSON: {error}") from None
         except OSError as error:
             raise TraceError(f"cannot be read: {error}") from error
@@ -229,7 +236,7 @@ class TraceReader(Generic[T]):
         return self._start + len(self._rest)
 
     def _pieces(self, stream: IO[bytes]) -> Iterator[list[T]]:
-        # The list starts in the first piece of every torch trace. Quotes inside a string are escaped, so a match is a key.
+        # In torch's traces that is in the first piece. Quotes inside a string are escaped, so a match is a key.
         start = re.compile(rf'"{self._key}"\s*:\s*\['.encode())
         while (match := start.search(self._rest)) is None:
             if not (more := stream.read(max(PIECE, len(self._rest)))):
@@ -322,23 +329,8 @@ def _check_utf8(text: bytes, offset: int) -> None:
             raise TraceError(f"not strict JSON at byte {offset + error.start}: not UTF-8") from None
 
 
-def _igzip_errors() -> tuple[type[Exception], ...]:
-    try:
-        from isal import isal_zlib
-    except ImportError:
-        return ()
-    return (cast("type[Exception]", isal_zlib.error),)
-
-
-def _gunzip(raw: IO[bytes]) -> IO[bytes]:
-    try:
-        from isal import igzip  # three times as fast as the standard library
-    except ImportError:
-        return gzip.GzipFile(fileobj=raw, mode="rb")
-    return cast("IO[bytes]", igzip.IGzipFile(fileobj=raw, mode="rb"))
-
-
 def _open_url(path: str) -> IO[bytes]:
     import fsspec  # only needed for URLs
 
-    return io.BufferedReader(fsspec.open(path, "rb").open(), PIECE)
+    opened: Any = fsspec.open(path, "rb").open()
+    return cast("IO[bytes]", io.BufferedReader(opened, PIECE))
