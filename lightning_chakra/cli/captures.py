@@ -25,6 +25,7 @@ _RANK_IN_FOREIGN_NAME = (
     re.compile(r"worker[-_]?(\d+)", re.I),
     re.compile(r"[-_](\d+)\.(?:pt\.trace\.)?json(?:\.gz)?$"),
 )
+_WORDS_FOR_KINDS = {"kineto", "trace", "device", "pt", "chakra", "et", "eg", "host", "execution", "json", "gz"}
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,23 @@ class Capture:
     def ranks(self) -> tuple[int, ...]:
         """The ranks in the names of its files."""
         return tuple(sorted({f.rank for f in self.kineto + self.chakra if f.rank is not None}))
+
+    def pairs(self) -> list[tuple[TraceFile | None, TraceFile | None]]:
+        """Each rank's Kineto trace and execution trace, ``None`` where there is none.
+
+        Foreign files without a rank in the name go together if their names differ only in the words for the two kinds,
+        or if there is one of each.
+        """
+        if len(self.kineto) == len(self.chakra) == 1 and (self.foreign or self.kineto[0].rank == self.chakra[0].rank):
+            return [(self.kineto[0], self.chakra[0])]
+        keys = [_pair_key(f) for f in self.kineto]
+        single = {key: f for key, f in zip(keys, self.kineto, strict=True) if keys.count(key) == 1}
+        partners = {}
+        for trace in self.chakra:
+            if (key := _pair_key(trace)) in single and single[key] not in partners:
+                partners[single[key]] = trace
+        alone = [f for f in self.chakra if f not in partners.values()]
+        return [(f, partners.get(f)) for f in self.kineto] + [(None, f) for f in alone]
 
     def pair(self, rank: int) -> tuple[TraceFile | None, TraceFile | None]:
         """The Kineto trace and the execution trace of ``rank``, ``None`` where there is none."""
@@ -155,6 +173,12 @@ def _rank_in_name(name: str) -> int | None:
         if match := pattern.search(name):
             return int(match[1])
     return None
+
+
+def _pair_key(trace: TraceFile) -> int | tuple[str, ...]:
+    if trace.rank is not None:
+        return trace.rank
+    return tuple(word for word in re.split(r"[._-]+", trace.name.lower()) if word not in _WORDS_FOR_KINDS)
 
 
 def _below(name: str, entry: str) -> str:

@@ -42,6 +42,9 @@ class TraceError(Exception):
     """A trace file that cannot be read: not there, cut, not gzip, not JSON. The text says what, not which file."""
 
 
+_UNREADABLE: tuple[type[Exception], ...] = (TraceError, OSError, EOFError, *_GZIP_ERRORS)
+
+
 class Event(msgspec.Struct, gc=False):
     """A Kineto event (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
 
@@ -162,7 +165,7 @@ def read_head(path: str, size: int = 4096) -> bytes:
     try:
         with open_trace(path) as stream:
             return stream.read(size)
-    except (TraceError, OSError, EOFError, *_GZIP_ERRORS):
+    except _UNREADABLE:
         return b""
 
 
