@@ -40,6 +40,7 @@ class Alignment:
     Attributes:
         offsets: What to add to the times of each rank, ns.
         hosts: Number of clocks; a rank whose host is unknown counts as a host of its own.
+        nameless: Number of ranks whose host is unknown.
         method: ``"clock"`` (one host), ``"collectives"``, ``"steps"``, both joined by ``+`` or ``"none"``.
         unaligned: Ranks that share nothing with the others; their clocks were left as they are.
         judged_by: What the residuals are measured on: ``"collectives"``, ``"steps"`` or ``"nothing"``.
@@ -50,6 +51,7 @@ class Alignment:
 
     offsets: dict[int, int]
     hosts: int
+    nameless: int
     method: str
     unaligned: tuple[int, ...]
     judged_by: str
@@ -84,6 +86,7 @@ def align(ranks: Sequence[RankTimes], method: Method = "auto") -> Alignment:
     return Alignment(
         offsets,
         len(_units(ranks, per_rank=False)),
+        sum(rank.host is None for rank in ranks),
         "+".join(used) or "none",
         unaligned,
         judged_by,

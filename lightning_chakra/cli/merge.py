@@ -9,6 +9,7 @@ import gzip
 import importlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -59,10 +60,9 @@ def run(args: Namespace) -> int:
 
 def _choose(captures: Sequence[Capture], ranks: str) -> list[tuple[str, TraceFile]]:
     """The Kineto traces to merge with their windows' names, by rank."""
-    runs = {c.name.rpartition("step-")[0].rstrip("/") if not c.foreign else c.name for c in captures}
-    if len({run or "." for run in runs}) > 1:
-        names = ", ".join(sorted(run or "." for run in runs))
-        raise CommandError(f"these are several runs, each with a timeline of its own: name one of {names}")
+    runs = sorted({re.sub(r"(^|/)step-\d+$", "", c.name) or "." for c in captures})
+    if len(runs) > 1:
+        raise CommandError(f"these are several runs, each with a timeline of its own: name one of {', '.join(runs)}")
     files = [(c.name, f) for c in captures for f in c.kineto]
     if not files:
         raise CommandError("there are no Kineto traces here; merge draws these, not execution traces")
@@ -177,20 +177,19 @@ def _report(output: str, size: int, scans: Sequence[Scan], alignment: Alignment,
 
 
 def _describe(alignment: Alignment) -> str:
+    clocks = f"{alignment.hosts} hosts" if not alignment.nameless else f"{alignment.hosts} clocks (no host names)"
     how = {
-        "clock": "clocks: as they are, all ranks are on one host",
-        "collectives": f"clocks: {alignment.hosts} hosts aligned by the ends of shared collectives",
-        "steps": f"clocks: {alignment.hosts} hosts aligned by the starts of the steps",
-        "collectives+steps": f"clocks: {alignment.hosts} hosts aligned by shared collectives, some by the starts of the steps",
-    }.get(alignment.method, f"clocks: {alignment.hosts} hosts, not aligned: they share neither collectives nor steps")
-    if alignment.method == "clock" and alignment.hosts > 1:
-        how = f"clocks: as they are on {alignment.hosts} hosts, as --align clock says"
+        "clock": "as they are" if alignment.hosts > 1 else "as they are, all ranks are on one host",
+        "collectives": f"{clocks} aligned by the ends of shared collectives",
+        "steps": f"{clocks} aligned by the starts of the steps",
+        "collectives+steps": f"{clocks} aligned by the ends of shared collectives, some by the starts of the steps",
+    }.get(alignment.method, f"{clocks}, not aligned: the ranks share neither collectives nor steps")
     if alignment.residual_us is not None and alignment.residual_max_us is not None:
-        moment = "collectives end" if alignment.judged_by == "collectives" else "steps start"
+        moments = "collectives end" if alignment.judged_by == "collectives" else "steps start"
         how += (
-            f"; {alignment.moments} shared {moment} within {alignment.residual_us:.1f} µs of each other (median), "
+            f"; {alignment.moments} shared {moments} within {alignment.residual_us:.1f} µs of each other (median), "
             f"{alignment.residual_max_us:.1f} µs at most"
         )
     if alignment.unaligned:
-        how += f"; NOT aligned, nothing is shared: ranks {format_ranks(alignment.unaligned)}"
-    return how
+        how += f"; ranks {format_ranks(alignment.unaligned)} share nothing with the others and are NOT aligned"
+    return f"clocks: {how}"
