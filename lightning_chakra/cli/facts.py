@@ -13,6 +13,8 @@ OPERATORS = ("cpu_op", "user_annotation")
 """The categories of events that have a node in the execution trace."""
 DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
 """The categories of what a device did."""
+_BACKEND_RANGE = re.compile(r"(gloo|nccl|ucc|mpi|xccl|hccl):")
+"""Ranges that a backend opens and closes in different threads (``gloo:all_reduce``): no node, and no id."""
 _EXAMPLES = 3
 
 
@@ -30,7 +32,7 @@ class KinetoFacts:
         about: The ``lightning_chakra`` entry.
         steps: Numbers of its ``ProfilerStep`` marks, in the order of time.
         events: Number of events.
-        operators: Number of operators and user ranges.
+        operators: Number of operators and user ranges that should have a node in the execution trace.
         with_id: How many of them have a nonzero ``Record function id``.
         devices: Number of GPUs of the host.
         device_events: Number of kernels and copies.
@@ -155,8 +157,10 @@ def _read_kineto(path: str, facts: KinetoFacts, rank: RankFacts, node_names: dic
         facts.events += len(events)
         for event in events:
             if event.cat in OPERATORS:
-                facts.operators += 1
                 rf_id = event.args.rf_id if event.args is not None else 0
+                if rf_id == 0 and _BACKEND_RANGE.match(event.name):
+                    continue
+                facts.operators += 1
                 facts.with_id += rf_id != 0
                 if rf_id != 0 and node_names.get(rf_id) == event.name:
                     rank.linked += 1

@@ -1,0 +1,51 @@
+"""Arithmetic on intervals of time. Pure.
+
+A set of moments is a list of ``(start, end)``, ascending and disjoint; :func:`union` makes one of any intervals.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+Interval = tuple[float, float]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The moments that lie in any of ``intervals``."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            if end > merged[-1][1]:
+                merged[-1] = (merged[-1][0], end)
+        elif end > start:
+            merged.append((start, end))
+    return merged
+
+
+def subtract(moments: list[Interval], others: list[Interval]) -> list[Interval]:
+    """The moments of the first set that are not in the second."""
+    left = []
+    index = 0
+    for start, end in moments:
+        while index < len(others) and others[index][1] <= start:
+            index += 1
+        at = start
+        for other_start, other_end in others[index:]:
+            if other_start >= end:
+                break
+            if other_start > at:
+                left.append((at, other_start))
+            at = max(at, other_end)
+        if at < end:
+            left.append((at, end))
+    return left
+
+
+def total(moments: list[Interval], start: float = float("-inf"), end: float = float("inf")) -> float:
+    """How long the moments between ``start`` and ``end`` are together."""
+    index = max(0, bisect_right(moments, (start, float("inf"))) - 1)
+    result = 0.0
+    for first, last in moments[index:]:
+        if first >= end:
+            break
+        result += max(0.0, min(last, end) - max(first, start))
+    return result
