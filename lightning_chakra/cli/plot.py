@@ -88,12 +88,13 @@ def steps_data(window: "Window") -> list[dict[str, Any]]:
 def _charts(altair: Any, window: "Window", count: int) -> list[Any]:
     from lightning_chakra.cli.summary import top
 
+    where = "" if window.name == "." else f", {window.name}"
     charts = []
     if records := steps_data(window):
         parts = [part for part in _COLORS if any(record["part"] == part for record in records)]
         color = altair.Scale(domain=parts, range=[_COLORS[part] for part in parts])
         charts.append(
-            altair.Chart(altair.Data(values=records), title=f"{window.name}: time per rank and step")
+            altair.Chart(altair.Data(values=records), title=f"Time per rank and step{where}")
             .mark_bar()
             .encode(
                 x=altair.X("ms:Q", title="ms", stack=True),
@@ -105,24 +106,16 @@ def _charts(altair: Any, window: "Window", count: int) -> list[Any]:
             )
             .properties(width=700, height=altair.Step(18))
         )
-    for title, operators in (("kernels and copies", window.kernels), ("operators, self time", window.host)):
+    for title, operators in (("Kernels and copies", window.kernels), ("Operators, self time", window.host)):
         if best := top(operators, count):
-            values = [
-                {
-                    "name": name if len(name) <= 60 else name[:59] + "…",
-                    "full": name,
-                    "calls": o.calls,
-                    "ms": o.self_us / 1000,
-                }
-                for name, o in best
-            ]
+            values = [{"name": name, "calls": o.calls, "ms": o.self_us / 1000} for name, o in best]
             charts.append(
-                altair.Chart(altair.Data(values=values), title=f"{window.name}: {title}, all ranks")
+                altair.Chart(altair.Data(values=values), title=f"{title}, all ranks{where}")
                 .mark_bar(color="#4c78a8")
                 .encode(
                     x=altair.X("ms:Q", title="ms"),
-                    y=altair.Y("full:N", title=None, sort="-x", axis=altair.Axis(labelLimit=350)),
-                    tooltip=["full:N", "calls:Q", altair.Tooltip("ms:Q", format=".3f")],
+                    y=altair.Y("name:N", title=None, sort="-x", axis=altair.Axis(labelLimit=350)),
+                    tooltip=["name:N", "calls:Q", altair.Tooltip("ms:Q", format=".3f")],
                 )
                 .properties(width=700, height=altair.Step(18))
             )

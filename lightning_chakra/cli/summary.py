@@ -293,8 +293,8 @@ def _spread_lines(window: Window) -> Iterable[str]:
         exposed = {rank.label: rank.device.communication for rank in window.ranks if rank.device is not None}
         most = max(exposed, key=exposed.__getitem__)
         yield (
-            f"rank {window.waited_for} has least exposed communication ({_ms(exposed[window.waited_for])} ms; rank {most} "
-            f"has most, {_ms(exposed[most])} ms): with equal work, that is the rank that others wait for"
+            f"rank {window.waited_for} has least exposed communication, {_ms(exposed[window.waited_for])} ms, "
+            f"rank {most} most, {_ms(exposed[most])} ms: with equal work, the first is the one that others wait for"
         )
 
 
