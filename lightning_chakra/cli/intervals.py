@@ -24,17 +24,16 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 def subtract(moments: list[Interval], others: list[Interval]) -> list[Interval]:
     """The moments of the first set that are not in the second."""
     left = []
-    index = 0
+    first = 0  # of the others that may reach into what follows
     for start, end in moments:
-        while index < len(others) and others[index][1] <= start:
+        while first < len(others) and others[first][1] <= start:
+            first += 1
+        index, at = first, start
+        while index < len(others) and others[index][0] < end:
+            if others[index][0] > at:
+                left.append((at, others[index][0]))
+            at = max(at, others[index][1])
             index += 1
-        at = start
-        for other_start, other_end in others[index:]:
-            if other_start >= end:
-                break
-            if other_start > at:
-                left.append((at, other_start))
-            at = max(at, other_end)
         if at < end:
             left.append((at, end))
     return left
@@ -44,8 +43,7 @@ def total(moments: list[Interval], start: float = float("-inf"), end: float = fl
     """How long the moments between ``start`` and ``end`` are together."""
     index = max(0, bisect_right(moments, (start, float("inf"))) - 1)
     result = 0.0
-    for first, last in moments[index:]:
-        if first >= end:
-            break
-        result += max(0.0, min(last, end) - max(first, start))
+    while index < len(moments) and moments[index][0] < end:
+        result += max(0.0, min(moments[index][1], end) - max(moments[index][0], start))
+        index += 1
     return result
