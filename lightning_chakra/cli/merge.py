@@ -22,8 +22,9 @@ from lightning_chakra.cli.captures import Capture, TraceFile, find_captures
 from lightning_chakra.cli.clocks import Alignment, Method, RankTimes, align
 from lightning_chakra.cli.errors import EXIT_OK, EXIT_WRONG, CommandError
 from lightning_chakra.cli.jobs import add_jobs_argument, map_ranks
+from lightning_chakra.cli.output import check_target, publish
 from lightning_chakra.cli.timeline import Scan, scan_trace, write_timeline
-from lightning_chakra.layout import FOLDERS, is_url
+from lightning_chakra.layout import FOLDERS
 from lightning_chakra.ranks import format_ranks, parse_ranks, resolve_ranks
 
 SUMMARY = "one timeline of all ranks for Perfetto"
@@ -53,8 +54,13 @@ def run(args: Namespace) -> int:
     scans = map_ranks(scan_trace, files, args.jobs)
     _refuse_twins(files, scans)
     alignment = _align(scans, args.align)
+
+    def produce(part: str) -> None:
+        with open(part, "xb") as sink, _gzip(sink) as stream:
+            write_timeline(stream, [file for _, file in files], scans, alignment)
+
     with tempfile.TemporaryDirectory(prefix="lightning-chakra-merge-") as scratch:
-        written = _publish(output, scratch, args.overwrite, [f for _, f in files], scans, alignment)
+        written = publish(output, scratch, produce, overwrite=args.overwrite)
     return _report(output, written, scans, alignment, as_json=args.json)
 
 
@@ -90,10 +96,7 @@ def _check_output(path: str, captures: Sequence[Capture], *, overwrite: bool) ->
         c.foreign and folder == c.root.rstrip("/") for c in captures
     ):
         raise CommandError(f"--output {path}: readers would take the timeline for a trace of one more rank there")
-    if name in storage.entries(folder) and not overwrite:
-        raise CommandError(f"--output {path} exists and is not overwritten; say --overwrite to replace it")
-    if overwrite and is_url(output):
-        raise CommandError("--overwrite is for local files: an object store shows a half-replaced one")
+    check_target(output, f"--output {path}", overwrite=overwrite)
     return output
 
 
@@ -113,35 +116,6 @@ def _align(scans: Sequence[Scan], method: Method) -> Alignment:
             scan.rank, known.host or scan.host, {**known.steps, **scan.steps}, {**known.collectives, **scan.collectives}
         )
     return align([by_rank[rank] for rank in sorted(by_rank)], method)
-
-
-def _publish(
-    output: str,
-    scratch: str,
-    overwrite: bool,
-    files: Sequence[TraceFile],
-    scans: Sequence[Scan],
-    alignment: Alignment,
-) -> int:
-    """Write the timeline under a temporary name and rename it; its size in bytes."""
-
-    def produce(part: str) -> None:
-        with open(part, "xb") as sink, _gzip(sink) as stream:
-            write_timeline(stream, files, scans, alignment)
-
-    try:
-        if not overwrite or not os.path.lexists(output):
-            return storage.publish(output, scratch, produce)
-        new = f"{output}.{os.getpid()}.new"
-        try:
-            size = storage.publish(new, scratch, produce)
-            os.replace(new, output)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(new)
-        return size
-    except OSError as error:
-        raise CommandError(f"cannot write {output}: {error}", EXIT_WRONG) from error
 
 
 def _gzip(sink: IO[bytes]) -> IO[bytes]:
