@@ -78,7 +78,7 @@ def fit(
     return outcome
 
 
-class recorded:  # noqa: N801  # reads as a function
+class recorded:  # reads as a function
     """Collect the callback's warnings in a list."""
 
     def __enter__(self) -> list[str]:
