@@ -128,7 +128,7 @@ class ChakraProfilerCallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         # What is alive during a fit belongs to this process and to this object.
-        return {**self.__dict__, "_profiling": None}
+        return {**self.__dict__, "_profiling": None, "_traces": self.traces}
 
     @override
     def setup(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", stage: str) -> None:
@@ -259,13 +259,14 @@ class ChakraProfilerCallback(Callback):
 
     def _recording(self, trainer: "pl.Trainer", layout: TraceLayout, profiled: Sequence[int]) -> Recording:
         rank = trainer.global_rank
-        for folder in leftovers(self.scratch_dir):
+        parent = None if self.scratch_dir is None else storage.absolute(self.scratch_dir)
+        for folder in leftovers(parent):
             warn(
                 f"rank {rank}: an earlier process ended before it published its traces; its raw files are in {folder}. "
                 f"`lightning-chakra recover {folder}` publishes them, removing the folder forgets them."
             )
         kinds: tuple[Kind, ...] = ("kineto", "chakra") if self.options.execution_trace else ("kineto",)
-        scratch = Scratch(self.scratch_dir, rank, layout, kinds)
+        scratch = Scratch(parent, rank, layout, kinds)
         recorder = TraceRecorder(self.options, scratch, self._metadata(trainer, profiled))
         published: list[PublishedTrace] = []
 
@@ -316,8 +317,9 @@ class ChakraProfilerCallback(Callback):
         partial = f", {total.partial} of them of a window cut short" if total.partial else ""
         lost = f"; {total.lost} could not be written, see the warnings" if total.lost else ""
         return (
-            f"wrote {total.files} traces{partial}, {_size(total.bytes)}, to {root}{lost}. Open those in "
-            f"pytorch_profile with https://ui.perfetto.dev, or ask `lightning-chakra summary {root}`"
+            f"wrote {total.files} {'trace' if total.files == 1 else 'traces'}{partial}, {_size(total.bytes)}, to "
+            f"{root}{lost}. Open those in pytorch_profile with https://ui.perfetto.dev, or ask "
+            f"`lightning-chakra summary {root}`"
         )
 
     def _most_steps(self, trainer: "pl.Trainer") -> int | None:
