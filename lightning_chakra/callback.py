@@ -37,8 +37,8 @@ class ChakraProfilerCallback(Callback):
     Args:
         dirpath: Output folder, a local path or an fsspec URL. ``None``: the logger's folder (``trainer.log_dir``), else
             ``trainer.default_root_dir``.
-        profile_ranks: Global ranks to profile; empty means all. A list, or a string as ``taskset --cpu-list`` takes it:
-            ``"0,8-15"``, ``"0-255:8"``.
+        profile_ranks: Global ranks to profile; empty means all. A list, a single rank, or a string as
+            ``taskset --cpu-list`` takes it: ``"0,8-15"``, ``"0-255:8"``.
         skip_first: Steps to leave alone once at the start of a fit.
         wait: Idle steps at the start of each cycle.
         warmup: Steps of each cycle during which the profiler is prepared and records nothing.
@@ -77,7 +77,7 @@ class ChakraProfilerCallback(Callback):
         self,
         dirpath: str | os.PathLike[str] | None = None,
         *,
-        profile_ranks: list[int] | str = [],  # noqa: B006  # never changed, and shown as it is in help texts
+        profile_ranks: list[int] | int | str = [],  # noqa: B006  # never changed, and shown as it is in help texts
         skip_first: int = 0,
         wait: int = 9,
         warmup: int = 1,
@@ -123,7 +123,11 @@ class ChakraProfilerCallback(Callback):
 
     @property
     def traces(self) -> list[PublishedTrace]:
-        """The files that this rank published, oldest first. Complete when ``fit`` has returned."""
+        """The files that this rank published, oldest first. Complete when ``fit`` has returned.
+
+        A launcher that spawns all ranks (``ddp_spawn``) leaves it empty in the process that called ``fit``: that one is
+        no rank.
+        """
         return list(self._traces)
 
     def __getstate__(self) -> dict[str, Any]:
