@@ -53,6 +53,11 @@ class ProfileSchedule:
         """Steps a fit must take to complete its first window."""
         return self.skip_first + self.cycle
 
+    @property
+    def steps_begun(self) -> int:
+        """Steps a fit must take to begin its first window."""
+        return self.skip_first + self.wait + self.warmup + 1
+
     def phase(self, step: int) -> Phase:
         """What happens on ``step``, counted from 0 at the first step of the fit."""
         step -= self.skip_first
