@@ -37,8 +37,8 @@ class ChakraProfilerCallback(Callback):
     Args:
         dirpath: Output folder, a local path or an fsspec URL. ``None``: the logger's folder (``trainer.log_dir``), else
             ``trainer.default_root_dir``.
-        profile_ranks: Global ranks to profile; empty means all. A list, or a string as ``taskset --cpu-list`` takes it:
-            ``"0,8-15"``, ``"0-255:8"``.
+        profile_ranks: Global ranks to profile; empty means all. A list, a single rank, or a string as
+            ``taskset --cpu-list`` takes it: ``"0,8-15"``, ``"0-255:8"``.
         skip_first: Steps to leave alone once at the start of a fit.
         wait: Idle steps at the start of each cycle.
         warmup: Steps of each cycle during which the profiler is prepared and records nothing.
@@ -77,7 +77,7 @@ class ChakraProfilerCallback(Callback):
         self,
         dirpath: str | os.PathLike[str] | None = None,
         *,
-        profile_ranks: list[int] | str = [],  # noqa: B006  # never changed, and shown as it is in help texts
+        profile_ranks: list[int] | int | str = [],  # noqa: B006  # never changed, and shown as it is in help texts
         skip_first: int = 0,
         wait: int = 9,
         warmup: int = 1,
@@ -123,12 +123,16 @@ class ChakraProfilerCallback(Callback):
 
     @property
     def traces(self) -> list[PublishedTrace]:
-        """The files that this rank published, oldest first. Complete when ``fit`` has returned."""
+        """The files that this rank published, oldest first. Complete when ``fit`` has returned.
+
+        A launcher that spawns all ranks (``ddp_spawn``) leaves it empty in the process that called ``fit``: that one is
+        no rank.
+        """
         return list(self._traces)
 
     def __getstate__(self) -> dict[str, Any]:
         # What is alive during a fit belongs to this process and to this object.
-        return {**self.__dict__, "_profiling": None}
+        return {**self.__dict__, "_profiling": None, "_traces": self.traces}
 
     @override
     def setup(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", stage: str) -> None:
@@ -265,13 +269,14 @@ class ChakraProfilerCallback(Callback):
 
     def _recording(self, trainer: "pl.Trainer", layout: TraceLayout, profiled: Sequence[int]) -> Recording:
         rank = trainer.global_rank
-        for folder in leftovers(self.scratch_dir):
+        parent = None if self.scratch_dir is None else storage.absolute(self.scratch_dir)
+        for folder in leftovers(parent):
             warn(
                 f"rank {rank}: an earlier process ended before it published its traces; its raw files are in {folder}. "
                 f"`lightning-chakra recover {folder}` publishes them, removing the folder forgets them."
             )
         kinds: tuple[Kind, ...] = ("kineto", "chakra") if self.options.execution_trace else ("kineto",)
-        scratch = Scratch(self.scratch_dir, rank, layout, kinds)
+        scratch = Scratch(parent, rank, layout, kinds)
         recorder = TraceRecorder(self.options, scratch, self._metadata(trainer, profiled))
         published: list[PublishedTrace] = []
 
@@ -322,8 +327,9 @@ class ChakraProfilerCallback(Callback):
         partial = f", {total.partial} of them of a window cut short" if total.partial else ""
         lost = f"; {total.lost} could not be written, see the warnings" if total.lost else ""
         return (
-            f"wrote {total.files} traces{partial}, {_size(total.bytes)}, to {root}{lost}. Open those in "
-            f"pytorch_profile with https://ui.perfetto.dev, or ask `lightning-chakra summary {root}`"
+            f"wrote {total.files} {'trace' if total.files == 1 else 'traces'}{partial}, {_size(total.bytes)}, to "
+            f"{root}{lost}. Open those in pytorch_profile with https://ui.perfetto.dev, or ask "
+            f"`lightning-chakra summary {root}`"
         )
 
     def _most_steps(self, trainer: "pl.Trainer") -> int | None:
