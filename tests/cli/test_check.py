@@ -330,9 +330,7 @@ def test_plain_torch_profiler(recorded: Path, capsys: pytest.CaptureFixture[str]
 def test_backend_ranges_need_no_link(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """gloo opens and closes its ranges in different threads: torch gives them the id 0 and no node."""
     gloo = '{"ph": "X", "cat": "user_annotation", "name": "gloo:all_reduce", "pid": 1, "tid": 2, "ts": 1, "dur": 1'
-    rewrite(
-        capture / KINETO, ('"traceEvents": [', '"traceEvents": [' + gloo + ', "args": {"Record function id": 0}},')
-    )
+    rewrite(capture / KINETO, ('"traceEvents": [', '"traceEvents": [' + gloo + ', "args": {"Record function id": 0}},'))
     assert problems(capture, capsys) == []
 
 

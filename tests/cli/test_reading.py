@@ -9,9 +9,18 @@ import pytest
 from lightning_chakra.cli import reading
 from lightning_chakra.cli.reading import Event, KinetoHead, TraceError, TraceReader, sniff_kind
 
-NASTY = ['},\n  {', '}, {', '"},{"', "\\", 'x"traceEvents": [', "é", "]}", "\u2028"]
+NASTY = ["},\n  {", "}, {", '"},{"', "\\", 'x"traceEvents": [', "é", "]}", "\u2028"]
 EVENTS: list[dict[str, Any]] = [
-    {"ph": "X", "name": name, "cat": "cpu_op", "pid": 1, "tid": n, "ts": n + 0.5, "dur": 1, "args": {"a": [{}, {"b": {}}]}}
+    {
+        "ph": "X",
+        "name": name,
+        "cat": "cpu_op",
+        "pid": 1,
+        "tid": n,
+        "ts": n + 0.5,
+        "dur": 1,
+        "args": {"a": [{}, {"b": {}}]},
+    }
     for n, name in enumerate(NASTY * 3)
 ]
 LAYOUTS: list[dict[str, Any]] = [{"indent": 2}, {"indent": 1}, {}, {"separators": (",", ":")}, {"ensure_ascii": False}]
