@@ -59,7 +59,7 @@ with torch.profiler.profile(on_trace_ready=torch.profiler.tensorboard_trace_hand
 
 def record(folder: Path) -> Path:
     """Record into ``folder``."""
-    subprocess.run([sys.executable, "-c", RECORD, str(folder)], check=True, timeout=120, capture_output=True)
+    subprocess.run([sys.executable, "-c", RECORD, str(folder)], check=True, timeout=240, capture_output=True)
     return folder
 
 

@@ -1,6 +1,7 @@
 """The command as a whole: start-up, exit codes, messages, processes."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 
 from lightning_chakra import __version__
 from lightning_chakra.cli import COMMANDS, main
+from lightning_chakra.cli.errors import CommandError
+from lightning_chakra.cli.jobs import map_ranks
 from tests.cli.captured import copy, needs_shared, write_kineto
 
 
@@ -93,16 +96,44 @@ def test_processes_give_the_same_as_one(command: str, capture: Path, capsys: pyt
     assert results[0] == results[1]
 
 
-def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", ["", "--json"])
+@pytest.mark.skipif(os.name != "posix", reason="needs a shell")
+def test_a_reader_that_stops_early_is_no_error(more: str, tmp_path: Path) -> None:
     mark = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": 1, "dur": 5}
-    for step in range(300):
+    for step in range(200):  # more than a pipe holds
         folder = tmp_path / f"step-{step:08d}" / "pytorch_profile"
         write_kineto(folder / "rank-0.json.gz", [mark], distributedInfo={"rank": 0, "world_size": 1})
-    command = f"{sys.executable} -m lightning_chakra.cli summary {tmp_path} --json --jobs 1 | head -c 10"
-    result = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=60, check=False
+    command = (
+        f"set -o pipefail; {sys.executable} -m lightning_chakra.cli summary {tmp_path} {more} --jobs 1 | head -c 10"
     )
-    assert (result.returncode, result.stderr) == (0, "")
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+def die(task: int) -> int:
+    if task == 1:
+        os._exit(9)
+    return task
+
+
+def test_a_process_that_is_killed() -> None:
+    with pytest.raises(CommandError, match="try fewer than --jobs 2") as error:
+        map_ranks(die, [0, 1, 2], jobs=2)
+    assert error.value.exit_code == 1
+
+
+def test_results_are_in_the_order_of_the_tasks() -> None:
+    assert map_ranks(abs, [-3, 2, -1], jobs=2) == map_ranks(abs, [-3, 2, -1], jobs=1) == [3, 2, 1]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_must_not_be_read(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (capture / "chakra").chmod(0)
+    try:
+        assert main(["check", str(capture)]) == 1
+    finally:
+        (capture / "chakra").chmod(0o755)
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 @needs_shared
