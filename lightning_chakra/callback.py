@@ -367,7 +367,7 @@ def _refuse_second_owner(trainer: "pl.Trainer") -> None:
     if len(twins) > 1:
         raise MisconfigurationException(
             f"This Trainer has {len(twins)} `ChakraProfilerCallback`s, and a process has one Kineto profiler. Keep "
-            "one of them; `repeat` and `wait` record several windows."
+            "one of them (the environment variable LIGHTNING_CHAKRA adds one); `repeat` records several windows."
         )
     profiler = _owned(trainer, "profiler")
     # by name: a pytorch_lightning.Trainer has a class of its own
