@@ -20,9 +20,9 @@ from lightning_chakra.messages import info, warn
 from lightning_chakra.ranks import format_ranks, parse_ranks, resolve_ranks
 from lightning_chakra.recorder import RecordOptions, TraceRecorder
 from lightning_chakra.schedule import ProfileSchedule
-from lightning_chakra.scratch import Scratch, leftovers
+from lightning_chakra.scratch import Scratch, leftovers, owner_rank, windows
 from lightning_chakra.session import ProfilingSession, Recording, Total
-from lightning_chakra.writer import TraceWriter, describe_error
+from lightning_chakra.writer import TraceWriter, check_complete, describe_error
 
 _GIB = 1 << 30
 
@@ -147,6 +147,7 @@ class ChakraProfilerCallback(Callback):
         if barrier is None:
             return
         layout = TraceLayout(root, folder_per_window=self.schedule.repeat != 1)
+        self._tell_leftovers(trainer)
         recording = self._recording(trainer, layout, profiled) if trainer.global_rank in profiled else None
         session = ProfilingSession(
             rank=trainer.global_rank,
@@ -267,16 +268,23 @@ class ChakraProfilerCallback(Callback):
             return GlooBarrier(self.barrier_timeout)
         return StrategyBarrier(trainer.strategy.barrier, trainer.strategy.broadcast)
 
+    def _tell_leftovers(self, trainer: "pl.Trainer") -> None:
+        """Warn of what killed processes left in the scratch folder, on one rank of this machine each."""
+        for folder in leftovers(self._scratch_parent()):
+            if owner_rank(folder) % max(1, trainer.num_devices) == trainer.local_rank:
+                warn(
+                    f"rank {trainer.global_rank}: an earlier process ended before it published its traces; in {folder} "
+                    f"are {_describe_leftover(folder)}. `lightning-chakra recover {folder}` publishes what is "
+                    "complete, removing the folder forgets it."
+                )
+
+    def _scratch_parent(self) -> str | None:
+        return None if self.scratch_dir is None else storage.absolute(self.scratch_dir)
+
     def _recording(self, trainer: "pl.Trainer", layout: TraceLayout, profiled: Sequence[int]) -> Recording:
         rank = trainer.global_rank
-        parent = None if self.scratch_dir is None else storage.absolute(self.scratch_dir)
-        for folder in leftovers(parent):
-            warn(
-                f"rank {rank}: an earlier process ended before it published its traces; its raw files are in {folder}. "
-                f"`lightning-chakra recover {folder}` publishes them, removing the folder forgets them."
-            )
         kinds: tuple[Kind, ...] = ("kineto", "chakra") if self.options.execution_trace else ("kineto",)
-        scratch = Scratch(parent, rank, layout, kinds)
+        scratch = Scratch(self._scratch_parent(), rank, layout, kinds)
         recorder = TraceRecorder(self.options, scratch, self._metadata(trainer, profiled))
         published: list[PublishedTrace] = []
 
@@ -403,6 +411,19 @@ def _changes_accumulation(trainer: "pl.Trainer") -> bool:
     # by name, as above
     callbacks = _owned(trainer, "callbacks")
     return any(base.__name__ == "GradientAccumulationScheduler" for c in callbacks for base in type(c).__mro__)
+
+
+def _describe_leftover(folder: str) -> str:
+    found = []
+    for window in windows(folder):
+        for file in window.files:
+            state = _size(os.path.getsize(file.path))
+            try:
+                check_complete(file)
+            except (ValueError, OSError):
+                state += ", not complete"
+            found.append(f"{os.path.relpath(file.path, folder)} ({state})")
+    return ", ".join(found) or "no raw files"
 
 
 def _owned(trainer: "pl.Trainer", name: str) -> Any:

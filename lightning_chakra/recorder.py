@@ -68,6 +68,7 @@ class TraceRecorder:
         self._lost = False
         self.problems: list[str] = []
         """What could not be recorded although the window goes on; the owner takes and tells it."""
+        self._finished: RawWindow | None = None
 
     @property
     def recording(self) -> bool:
@@ -111,29 +112,34 @@ class TraceRecorder:
         if self._live is not None:
             self._live.leave(name)
 
-    def close(self, partial: bool) -> RawWindow | None:
+    def close(self, partial: bool) -> None:
         """End the window: stop, finish the execution trace, export. Blocks as long as torch takes for that.
 
-        Returns:
-            The raw files, or ``None`` if nothing was recorded.
+        :meth:`take` has the raw files. They are not returned: the ``KeyboardInterrupt`` of a Ctrl-C during the export
+        is raised at its end, and a return value would be lost by it.
         """
-        window, self._live = self._live, None
-        self._lost = False
-        if window is None:
-            return None
         with deferred_signals():
-            return window.close(partial, self.problems)
+            window, self._live = self._live, None
+            self._lost = False
+            if window is not None:
+                self._finished = window.close(partial, self.problems)
+
+    def take(self) -> RawWindow | None:
+        """The raw files of the window that was closed last, once; ``None`` if nothing was recorded."""
+        finished, self._finished = self._finished, None
+        return finished
 
     def discard(self) -> None:
         """End the window and drop what it recorded. Never raises."""
-        window, self._live = self._live, None
-        self._lost = False
-        if window is None:
-            return
-        with deferred_signals(), contextlib.suppress(Exception):
-            window.close(True, [])
-        if window.raw is not None:
-            shutil.rmtree(window.raw.folder, ignore_errors=True)
+        with deferred_signals():
+            window, self._live = self._live, None
+            self._lost = False
+            if window is None:
+                return
+            with contextlib.suppress(Exception):
+                window.close(True, [])
+            if window.raw is not None:
+                shutil.rmtree(window.raw.folder, ignore_errors=True)
 
 
 class _Window:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -53,7 +54,8 @@ def publish(target: str, scratch_folder: str, produce: Callable[[str], None]) ->
         return _upload(target, scratch_folder, produce)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     # Not ".json" or ".gz" at the end: readers such as HolisticTraceAnalysis open every such file of the folder.
-    part = f"{target}.{os.getpid()}.part"
+    # Not by process id: in a container the next run often has the same one, and this one may have been killed here.
+    part = f"{target}.{uuid.uuid4().hex[:8]}.part"
     try:
         produce(part)
         size = _sync(part)

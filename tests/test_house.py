@@ -31,8 +31,9 @@ ALLOWED = {
     "observer": set(),
     "recorder": {"layout", "observer", "private_torch", "schedule", "scratch", "signals"},
     "barrier": {"messages", "private_torch", "ranks"},
-    "writer": {"layout", "storage"},
-    "session": {"barrier", "layout", "messages", "recorder", "schedule", "scratch", "writer"},
+    "mend": {"layout"},
+    "writer": {"layout", "mend", "storage"},
+    "session": {"barrier", "layout", "messages", "recorder", "schedule", "scratch", "signals", "writer"},
     "callback": {
         "_version", "barrier", "layout", "messages", "ranks", "recorder", "schedule", "scratch", "session", "storage",
         "writer",
