@@ -172,6 +172,7 @@ class _Window:
             # torch writes its own distributedInfo when there is a process group
             if key != "lightning_chakra" and not (key == "distributedInfo" and _has_process_group()):
                 self._profile.preset_metadata_json(key, json.dumps(value))
+        note_owner(NOBODY)  # if it raises
         self._profile.start_trace()
         note_owner(RUNNING)
 
@@ -213,6 +214,11 @@ class _Window:
         except Exception as error:
             problems.append(f"no Kineto trace of this window: {error}")
             kept.pop("kineto", None)
+        if self._trace is not None and self._trace.refused:
+            problems.append(
+                f"another ExecutionTraceObserver was registered for {', '.join(self._trace.refused)}; a process has one "
+                "at a time, so that one records nothing"
+            )
         try:
             if self._trace is not None:
                 self._trace.close()
