@@ -72,10 +72,6 @@ class ProfileSchedule:
         """Whether ``step`` is the last one of a window."""
         return self.phase(step) is Phase.ACTIVE and (step - self.skip_first + 1) % self.cycle == 0
 
-    def over(self, step: int) -> bool:
-        """Whether no window can begin on ``step`` or later."""
-        return self.repeat > 0 and step >= self.skip_first + self.repeat * self.cycle
-
     def describe(self, offset: int = 0) -> str:
         """The recorded steps in words, numbered from ``offset``, the number of the first step of the fit."""
         first = offset + self.skip_first + self.wait + self.warmup
