@@ -6,6 +6,7 @@ several of its misuses end the process; each method below says which one it avoi
 
 import contextlib
 import functools
+import gc
 import os
 import weakref
 from typing import Any
@@ -43,12 +44,13 @@ class ExecutionTrace:
         with open(path, "wb"):
             pass
         os.remove(path)
-        observer = ExecutionTraceObserver()
-        observer.register_callback(path)
-        # torch reports a registration also when another observer holds the slot; the file is the only proof.
-        if not os.path.exists(path):
-            observer._registered = False
-            _abandoned.append(observer)
+        observer = _register(path)
+        if observer is None:
+            # A profile is a cycle of references: the observer that ENABLE_PYTORCH_EXECUTION_TRACE=1 gave to one that
+            # is over and dropped holds the slot until it is collected.
+            gc.collect()
+            observer = _register(path)
+        if observer is None:
             raise ObserverError(
                 "another ExecutionTraceObserver is registered in this process, or one before could not open its file"
             )
@@ -123,6 +125,17 @@ class ExecutionTrace:
             tail = file.read()
             return b'"finish_ts"' in tail and tail.rstrip().endswith(b"}")
         return False
+
+
+def _register(path: str) -> ExecutionTraceObserver | None:
+    observer = ExecutionTraceObserver()
+    observer.register_callback(path)
+    # torch reports a registration also when another observer holds the slot; the file is the only proof.
+    if os.path.exists(path):
+        return observer
+    observer._registered = False
+    _abandoned.append(observer)
+    return None
 
 
 _current: "weakref.WeakSet[ExecutionTraceObserver]" = weakref.WeakSet()
