@@ -127,8 +127,10 @@ class ChakraProfilerCallback(Callback):
         return list(self._traces)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is alive during a fit belongs to this process and to this object.
-        return {**self.__dict__, "_profiling": None}
+        # What is alive during a fit belongs to this process and to this object. Lightning leaves the module's log method
+        # on every callback, and with it the whole model would travel.
+        state = {name: value for name, value in self.__dict__.items() if name != "log"}
+        return {**state, "_profiling": None}
 
     @override
     def setup(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", stage: str) -> None:
