@@ -127,9 +127,9 @@ class ChakraProfilerCallback(Callback):
         return list(self._traces)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is alive during a fit belongs to this process and to this object. Lightning leaves the module's log method
-        # on every callback, and with it the whole model would travel.
-        state = {name: value for name, value in self.__dict__.items() if name != "log"}
+        # What is alive during a fit belongs to this process and to this object. Lightning leaves two methods of the
+        # module on every callback, and with them the whole model would travel.
+        state = {name: value for name, value in self.__dict__.items() if name not in ("log", "log_dict")}
         return {**state, "_profiling": None}
 
     @override

@@ -12,46 +12,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Callback, Trainer
-from torch.profiler import ProfilerAction
-from torch.profiler import schedule as torch_schedule
 
-from lightning_chakra.schedule import Phase, ProfileSchedule
 from tests import harness
 from tests.faults.trainings import Boom, fit
 from tests.programs import Model
 from tests.reading import check_kineto, files, kineto_marks, load
-
-# --- the schedule against torch's -----------------------------------------------------------------------------------
-
-PHASES = {
-    ProfilerAction.NONE: Phase.IDLE,
-    ProfilerAction.WARMUP: Phase.WARMUP,
-    ProfilerAction.RECORD: Phase.ACTIVE,
-    ProfilerAction.RECORD_AND_SAVE: Phase.ACTIVE,
-}
-
-small = st.integers(0, 5)
-schedules = st.fixed_dictionaries(
-    {"skip_first": small, "wait": small, "warmup": small, "active": st.integers(1, 5), "repeat": st.integers(0, 3)}
-)
-
-
-@given(arguments=schedules, steps=st.integers(0, 60))
-@settings(max_examples=300, deadline=None)
-def test_schedule_is_that_of_torch(arguments: dict[str, int], steps: int) -> None:
-    ours = ProfileSchedule(**arguments)
-    theirs = torch_schedule(**arguments)
-    saved = [step for step in range(steps) if theirs(step) is ProfilerAction.RECORD_AND_SAVE]
-    assert [PHASES[theirs(step)] for step in range(steps)] == [ours.phase(step) for step in range(steps)]
-    assert saved == [step for step in range(steps) if ours.ends_window(step)]
-    # the numbers that the messages give
-    active = [step for step in range(100) if ours.phase(step) is Phase.ACTIVE]
-    assert active[0] + 1 == ours.steps_begun
-    assert next(step for step in range(100) if ours.ends_window(step)) + 1 == ours.steps_needed
-    assert all(ours.over(step) == (ours.repeat > 0 and not any(s >= step for s in active)) for step in range(100))
-
-
-# --- random trainings -----------------------------------------------------------------------------------------------
 
 BOOM, INTERRUPT, STOP = "raise", "interrupt", "stop"
 OWN_START, OWN_STOP = "own profiler starts", "own profiler stops"
