@@ -131,8 +131,10 @@ class ChakraProfilerCallback(Callback):
         return list(self._traces)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is alive during a fit belongs to this process and to this object.
-        return {**self.__dict__, "_profiling": None, "_traces": self.traces}
+        # What is alive during a fit belongs to this process and to this object. Lightning leaves two methods of the
+        # module on every callback, and with them the whole model would travel.
+        state = {name: value for name, value in self.__dict__.items() if name not in ("log", "log_dict")}
+        return {**state, "_profiling": None, "_traces": self.traces}
 
     @override
     def setup(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", stage: str) -> None:
