@@ -1,4 +1,4 @@
-"""Shared fixtures; the guard polices the process after every test."""
+"""Fixtures of all tests; the guard polices the process after every one."""
 
 import tempfile
 from collections.abc import Iterator
