@@ -101,7 +101,9 @@ def test_training_stopped_inside_the_window(out: Path, first: bool, hook: str) -
 
 
 def test_recording_changes_no_weight(out: Path) -> None:
-    results = [fitting({**SHORT, "wait": wait, "dirpath": out / str(wait)}, {}, Seeded(9)) for wait in (2, 100)]
+    results = [
+        fitting({**SHORT, "wait": wait, "dirpath": out / str(wait)}, {}, Seeded(9)) for wait in (2, 100)
+    ]
     assert results[0]["weights"] == results[1]["weights"]
     assert [result["global_step"] for result in results] == [9, 9]
 

@@ -78,7 +78,7 @@ def fit(
     return outcome
 
 
-class recorded:  # noqa: N801  # reads as a function
+class recorded:  # reads as a function
     """Collect the callback's warnings in a list."""
 
     def __enter__(self) -> list[str]:
@@ -146,6 +146,8 @@ def check_only_kineto(out: Path, result: dict[str, Any], steps: list[int]) -> di
     check_kineto(kineto, 0, steps)
     assert [t["kind"] for t in result["traces"]] == ["kineto"]
     return kineto
+
+
 
 
 class Unsized(torch.utils.data.IterableDataset):
