@@ -25,6 +25,7 @@ from lightning_chakra.session import ProfilingSession, Recording, Total
 from lightning_chakra.writer import TraceWriter, check_complete, describe_error
 
 _GIB = 1 << 30
+_UNREADABLE = 1 << 30  # in place of the number of a run, more than any folder holds
 
 
 class ChakraProfilerCallback(Callback):
@@ -145,6 +146,10 @@ class ChakraProfilerCallback(Callback):
         _refuse_second_owner(trainer)
         # log_dir is a broadcast: it is asked for on every rank, and here
         dirpath = storage.absolute(self.dirpath or trainer.log_dir or trainer.default_root_dir)
+        try:
+            storage.check(dirpath)
+        except ValueError as error:
+            raise MisconfigurationException(f"`ChakraProfilerCallback` cannot write to {dirpath}: {error}") from error
         barrier, root = self._meet_others(trainer, dirpath)
         if barrier is None:
             return
@@ -259,6 +264,9 @@ class ChakraProfilerCallback(Callback):
             f"rank {trainer.global_rank}: the ranks could not build the group on which they wait for each other "
             f"({reason or 'another rank has the reason'}). Nothing is recorded in this fit. If the machines have "
             "several networks, set GLOO_SOCKET_IFNAME to the interface that they share."
+            if barrier is None
+            else f"rank {trainer.global_rank}: the ranks could not agree on a folder below {dirpath} "
+            f"({reason or 'another rank has the reason'}). Nothing is recorded in this fit."
         )
         if self.on_error == "raise":
             raise RuntimeError(message)
@@ -369,15 +377,25 @@ class _Profiling:
 
 
 def _free_run_folder(dirpath: str, barrier: FlushBarrier, rank: int) -> str:
-    """The first of ``dirpath``, ``run-1``, ``run-2``, ... that holds no traces on any rank."""
+    """The first of ``dirpath``, ``run-1``, ``run-2``, ... that holds no traces on any rank.
+
+    Raises:
+        OSError: A rank cannot read the folder. It is raised on all of them.
+    """
     index = 0
     while True:
         free = index
-        # One look is enough where all ranks see the same store; a local folder may differ from machine to machine.
-        if rank == 0 or not is_url(dirpath):
-            while is_occupied(storage.entries(run_folder(dirpath, free))):
-                free += 1
+        fault: Exception | None = None
+        try:
+            # One look is enough where all ranks see the same store; a local folder may differ from machine to machine.
+            if rank == 0 or not is_url(dirpath):
+                while is_occupied(storage.entries(run_folder(dirpath, free))):
+                    free += 1
+        except Exception as error:  # the others wait below: they must hear of it
+            free, fault = _UNREADABLE, error
         agreed = barrier.maximum(free)
+        if agreed == _UNREADABLE:
+            raise fault or OSError("another rank cannot read the folder")
         if agreed == index:
             return run_folder(dirpath, index)
         index = agreed

@@ -1,11 +1,9 @@
 """Driving torch's profiler: from step marks to a pair of raw files. Nothing here waits for another rank."""
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +12,7 @@ import torch
 from torch.profiler import record_function
 
 from lightning_chakra.layout import RawWindow
+from lightning_chakra.memory import many_frees
 from lightning_chakra.observer import ExecutionTrace, ObserverError
 from lightning_chakra.private_torch import (
     NOBODY,
@@ -239,8 +238,8 @@ class _Window:
         except Exception as error:
             problems.append(f"no Kineto trace of this window: {error}")
             kept.pop("kineto", None)
-        del self._profile
-        _give_memory_back()
+        with many_frees():
+            del self._profile
         raw = dataclasses.replace(raw, files=tuple(kept.values()))
         if not raw.files:
             shutil.rmtree(raw.folder, ignore_errors=True)
@@ -292,10 +291,3 @@ def _profile(options: RecordOptions) -> Any:
 
 def _has_process_group() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def _give_memory_back() -> None:
-    """Return freed memory to the system: the results of a window are several times the size of its trace."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
