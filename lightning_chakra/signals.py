@@ -6,12 +6,10 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-_DEFERRED = (signal.SIGINT, signal.SIGTERM)
-
 
 @contextlib.contextmanager
-def deferred_signals() -> Iterator[None]:
-    """Run the Python handlers of SIGINT and SIGTERM after the block instead of in the middle of it.
+def deferred_signals(*numbers: signal.Signals) -> Iterator[None]:
+    """Run the Python handlers of signals, SIGINT and SIGTERM unless named, after the block and not in the middle of it.
 
     A ``KeyboardInterrupt`` between two calls into torch's profiler would leave it half stopped, and stopping it again
     is a segmentation fault. Signals without a Python handler, and blocks outside the main thread, are left alone.
@@ -21,7 +19,7 @@ def deferred_signals() -> Iterator[None]:
         return
     arrived: list[tuple[int, FrameType | None]] = []
     handlers = {}
-    for number in _DEFERRED:
+    for number in numbers or (signal.SIGINT, signal.SIGTERM):
         handler = signal.getsignal(number)
         if callable(handler):
             handlers[number] = handler
