@@ -25,6 +25,7 @@ from lightning_chakra.session import ProfilingSession, Recording, Total, too_sho
 from lightning_chakra.writer import TraceWriter, describe_error
 
 _GIB = 1 << 30
+_UNREADABLE = 1 << 62  # in place of the number of a folder
 
 
 class ChakraProfilerCallback(Callback):
@@ -243,9 +244,9 @@ class ChakraProfilerCallback(Callback):
         if barrier is not None:
             barrier.close()
         message = (
-            f"rank {trainer.global_rank}: the ranks could not build the group on which they wait for each other "
-            f"({reason or 'another rank has the reason'}). Nothing is recorded in this fit. If the machines have "
-            "several networks, set GLOO_SOCKET_IFNAME to the interface that they share."
+            f"rank {trainer.global_rank}: the ranks could not build the group on which they wait for each other, or "
+            f"not agree on a folder ({reason or 'another rank has the reason'}). Nothing is recorded in this fit. If "
+            "the machines have several networks, set GLOO_SOCKET_IFNAME to the interface that they share."
         )
         if self.on_error == "raise":
             raise RuntimeError(message)
@@ -347,11 +348,17 @@ def _free_run_folder(dirpath: str, barrier: FlushBarrier, rank: int) -> str:
     index = 0
     while True:
         free = index
-        # One look is enough where all ranks see the same store; a local folder may differ from machine to machine.
-        if rank == 0 or not is_url(dirpath):
-            while is_occupied(storage.entries(run_folder(dirpath, free))):
-                free += 1
+        try:
+            # One look is enough where all ranks see the same store; a local folder may differ between machines.
+            if rank == 0 or not is_url(dirpath):
+                while is_occupied(storage.entries(run_folder(dirpath, free))):
+                    free += 1
+        except Exception:
+            barrier.maximum(_UNREADABLE)  # the others are on their way there, and would wait for this rank
+            raise
         agreed = barrier.maximum(free)
+        if agreed == _UNREADABLE:
+            raise OSError(f"another rank could not look into {dirpath}")
         if agreed == index:
             return run_folder(dirpath, index)
         index = agreed
