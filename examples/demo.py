@@ -6,6 +6,7 @@ Run by ``make demo``. Lightning starts the second rank by running this file agai
 import argparse
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -64,9 +65,11 @@ def main() -> None:
     )
     trainer.fit(TinyTransformer())
     if trainer.global_rank == 0:
-        folder = profiler.traces[0].path.rsplit("pytorch_profile", 1)[0]
+        folder = Path(profiler.traces[0].path).parents[1]
+        for file in sorted(folder.glob("*/rank-*.json.gz")):
+            print(f"{file.stat().st_size / 1e6:6.2f} MB  {file}")
         for command in ("check", "summary"):
-            subprocess.run([sys.executable, "-m", "lightning_chakra.cli", command, folder], check=True)
+            subprocess.run([sys.executable, "-m", "lightning_chakra.cli", command, str(folder)], check=True)
 
 
 if __name__ == "__main__":
