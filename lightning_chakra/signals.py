@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-_DEFERRED = (signal.SIGINT, signal.SIGTERM)
-
 
 @contextlib.contextmanager
-def deferred_signals() -> Iterator[None]:
-    """Run the Python handlers of SIGINT and SIGTERM after the block instead of in the middle of it.
+def deferred_signals(*numbers: signal.Signals) -> Iterator[None]:
+    """Run the Python handlers of signals, SIGINT and SIGTERM unless named, after the block and not in the middle of it.
 
     A ``KeyboardInterrupt`` between two calls into torch's profiler would leave it half stopped, and stopping it again
     is a segmentation fault. Signals without a Python handler, and blocks outside the main thread, are left alone.
@@ -24,7 +22,7 @@ def deferred_signals() -> Iterator[None]:
         return
     held: list[_Held] = []
     try:
-        for number in _DEFERRED:
+        for number in numbers or (signal.SIGINT, signal.SIGTERM):
             handler = signal.getsignal(number)
             if callable(handler):
                 held.append(_Held(number, handler))
