@@ -1,5 +1,9 @@
 """Configuration of the documentation site. ``make docs`` builds it; a test builds it with warnings as errors."""
 
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
 from lightning_chakra import __version__
 
 project = "lightning-chakra"
@@ -8,12 +12,11 @@ copyright = author  # noqa: A001  # the name that Sphinx reads
 version = release = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_*"]
 root_doc = "index"
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 4
-suppress_warnings = ["toc.empty_glob"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
@@ -38,3 +41,15 @@ html_show_copyright = False
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
 copybutton_exclude = ".linenos, .gp, .go"
+
+
+def _list_pages_in_depth(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Fill the table of contents with those of the pages that are there."""
+    pages = ("large_jobs", "cost", "reliability", "tools", "compatibility")
+    there = [page for page in pages if Path(app.srcdir, f"{page}.md").exists()]
+    source[0] = source[0].replace("PAGES_IN_DEPTH", "\n".join(there))
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", _list_pages_in_depth)

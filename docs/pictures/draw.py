@@ -125,7 +125,9 @@ def accumulation() -> str:
     picture.line(window, rows["in the window"] + 12, end, rows["in the window"] + 12)
     for edge in (window, end):
         picture.line(edge, rows["in the window"] + 4, edge, rows["in the window"] + 20)
-    picture.text((window + end) / 2, rows["in the window"] + 32, "recorded: window of steps 11 to 13", 12, INK, "middle")
+    picture.text(
+        (window + end) / 2, rows["in the window"] + 32, "recorded: window of steps 11 to 13", 12, INK, "middle"
+    )
     picture.text(12, 24, "accumulate_grad_batches=2, wait=10, warmup=1, active=3, val_check_interval=26", 12, INK)
     return picture.svg()
 
