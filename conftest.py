@@ -9,6 +9,8 @@ import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
+pytest.register_assert_rewrite("tests.reading")
+
 pytest_plugins = ["tests.guard"]
 
 

@@ -8,7 +8,7 @@ from lightning_chakra import __version__
 
 project = "lightning-chakra"
 author = "lightning-chakra maintainers"
-copyright = author  # noqa: A001  # the name that Sphinx reads
+copyright = author
 version = release = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]

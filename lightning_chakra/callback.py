@@ -21,7 +21,7 @@ from lightning_chakra.ranks import format_ranks, parse_ranks, resolve_ranks
 from lightning_chakra.recorder import RecordOptions, TraceRecorder
 from lightning_chakra.schedule import ProfileSchedule
 from lightning_chakra.scratch import Scratch, leftovers
-from lightning_chakra.session import ProfilingSession, Recording, Total, too_short
+from lightning_chakra.session import ProfilingSession, Recording, Total
 from lightning_chakra.writer import TraceWriter, describe_error
 
 _GIB = 1 << 30
@@ -161,9 +161,8 @@ class ChakraProfilerCallback(Callback):
         if trainer.global_rank == 0:
             info(self._describe_start(trainer, profiling))
             most = self._most_steps(trainer)
-            needed = self.schedule.steps_needed - self.schedule.active + 1
-            if most is not None and most < needed:
-                warn(too_short(self.schedule, most, certain=False))
+            if most is not None:
+                profiling.session.expect(most)
 
     @override
     def on_train_batch_start(
@@ -203,6 +202,13 @@ class ChakraProfilerCallback(Callback):
         self._dispose()
         if trainer.global_rank == 0 and (total.files or total.lost):
             info(self._describe_end(total, profiling.root))
+
+    @override
+    def on_fit_end(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule") -> None:
+        # Still alive only if Lightning skipped the training: no batches, or a checkpoint of one that was done.
+        if self._profiling is not None:
+            self._profiling.session.tell_too_short()
+            self._dispose()
 
     @override
     def on_exception(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", exception: BaseException) -> None:
@@ -325,9 +331,13 @@ class ChakraProfilerCallback(Callback):
         bounds: list[float] = []
         if trainer.max_steps >= 0 and self.step_unit == "optimizer_step":
             bounds.append(trainer.max_steps - trainer.global_step)
-        if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-            batches = (trainer.max_epochs - trainer.current_epoch) * trainer.num_training_batches
-            bounds.append(batches)
+        # reloaded loaders may have any length
+        if trainer.max_epochs is not None and trainer.max_epochs >= 0 and not _reloads(trainer):
+            batches = trainer.num_training_batches
+            if self.step_unit == "optimizer_step" and not _changes_accumulation(trainer):
+                # the last group of an epoch may be short
+                batches = batches if batches == float("inf") else -(-batches // trainer.accumulate_grad_batches)
+            bounds.append((trainer.max_epochs - trainer.current_epoch) * batches)
         least = min(bounds, default=float("inf"))
         return None if least == float("inf") else max(0, int(least))
 
@@ -377,6 +387,16 @@ def _refuse_second_owner(trainer: "pl.Trainer") -> None:
             "process has one Kineto profiler. Remove one of them; profiler='simple' and "
             "'advanced' go well with the callback."
         )
+
+
+def _reloads(trainer: "pl.Trainer") -> bool:
+    return bool(_owned(trainer, "reload_dataloaders_every_n_epochs"))
+
+
+def _changes_accumulation(trainer: "pl.Trainer") -> bool:
+    # by name, as above
+    callbacks = _owned(trainer, "callbacks")
+    return any(base.__name__ == "GradientAccumulationScheduler" for c in callbacks for base in type(c).__mro__)
 
 
 def _owned(trainer: "pl.Trainer", name: str) -> Any:

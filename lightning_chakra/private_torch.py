@@ -16,8 +16,12 @@ _distributed: Any = torch.distributed
 
 
 def profiler_enabled() -> bool:
-    """Whether any Kineto profiler records in this process."""
-    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]  # not in __all__
+    """Whether any Kineto profiler records in this process.
+
+    C++ knows of the calling thread's only; Python notes those of all threads, and Kineto is one for all of them.
+    """
+    here = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # not in __all__
+    return bool(here or getattr(torch.autograd.profiler, "_is_profiler_enabled", False))
 
 
 def trace_only_config() -> Any:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-_ITEM = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+_ITEM = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?", re.ASCII)
 _RULE = 'a list of global ranks such as [0, 8], or a string such as "0,8-15" or "0-255:8" (every 8th)'
 
 

@@ -126,10 +126,14 @@ class TraceRecorder:
 
     def discard(self) -> None:
         """End the window and drop what it recorded. Never raises."""
-        with contextlib.suppress(Exception):
-            raw = self.close(partial=True)
-            if raw is not None:
-                shutil.rmtree(raw.folder, ignore_errors=True)
+        window, self._live = self._live, None
+        self._lost = False
+        if window is None:
+            return
+        with deferred_signals(), contextlib.suppress(Exception):
+            window.close(True, [])
+        if window.raw is not None:
+            shutil.rmtree(window.raw.folder, ignore_errors=True)
 
 
 class _Window:
@@ -196,31 +200,33 @@ class _Window:
             return None
         raw = dataclasses.replace(self.raw, partial=partial)
         kept = {file.kind: file for file in raw.files}
+        # torch stops the observer first and the profiler then; the pair covers the same operators only so. What one of
+        # them cannot do must not keep the other from being saved.
         try:
-            # torch stops the observer first and the profiler then; the pair covers the same operators only so.
             if self._trace is not None:
                 self._trace.stop()
-        except ObserverError as error:
+        except Exception as error:
             problems.append(f"no whole execution trace of this window: {error}")
-            del kept["chakra"]
-            self._trace = None
+            kept.pop("chakra", None)
         try:
-            if is_noted(RUNNING):
-                span = {"first_step": raw.first_step, "last_step": raw.last_step, "partial": partial}
-                entry = json.dumps({**self._metadata.get("lightning_chakra", {}), **span})
-                self._profile.add_metadata_json("lightning_chakra", entry)
-                self._profile.stop_trace()
-                note_owner(NOBODY)
-            else:
-                # Stopping would stop the other one; exporting what he took over is a segmentation fault.
-                problems.append("no Kineto trace of this window: another profiler was started in it and ended it")
-                del kept["kineto"]
-        finally:
+            self._stop(raw)
+        except Exception as error:
+            problems.append(f"no Kineto trace of this window: {error}")
+            kept.pop("kineto", None)
+        try:
             if self._trace is not None:
                 self._trace.close()
-        if "kineto" in kept:
-            # Raises nothing on a full disk: the writer looks at the file before it publishes it.
-            self._profile.export_chrome_trace(kept["kineto"].path)
+        except Exception as error:
+            if "chakra" in kept:
+                problems.append(f"no whole execution trace of this window: {error}")
+            kept.pop("chakra", None)
+        try:
+            if "kineto" in kept:
+                # Raises nothing on a full disk: the writer looks at the file before it publishes it.
+                self._profile.export_chrome_trace(kept["kineto"].path)
+        except Exception as error:
+            problems.append(f"no Kineto trace of this window: {error}")
+            kept.pop("kineto", None)
         del self._profile
         _give_memory_back()
         raw = dataclasses.replace(raw, files=tuple(kept.values()))
@@ -231,12 +237,32 @@ class _Window:
             describe_window(raw)
         return raw
 
+    def _stop(self, raw: RawWindow) -> None:
+        """End the profiler; its results can be exported then.
+
+        Raises:
+            RecorderError: Another one was started meanwhile. Stopping would stop that one, and exporting what it took
+                over is a segmentation fault.
+        """
+        if not is_noted(RUNNING):
+            raise RecorderError("another profiler was started in it and ended it")
+        try:
+            span = {"first_step": raw.first_step, "last_step": raw.last_step, "partial": raw.partial}
+            entry = json.dumps({**self._metadata.get("lightning_chakra", {}), **span})
+            self._profile.add_metadata_json("lightning_chakra", entry)
+        finally:
+            try:
+                self._profile.stop_trace()
+            finally:
+                note_owner(NOBODY)
+
     def _release(self) -> None:
         """End a profiler that was prepared and never started; torch's own way out of the warmup."""
+        # A note that is gone is another profiler's; so is what it left in Kineto.
         if is_noted(PREPARED) and not profiler_enabled():
             self._profile.start_trace()
             self._profile.stop_trace()
-        note_owner(NOBODY)
+            note_owner(NOBODY)
 
 
 def _profile(options: RecordOptions) -> Any:

@@ -53,6 +53,11 @@ class ProfileSchedule:
         """Steps a fit must take to complete its first window."""
         return self.skip_first + self.cycle
 
+    @property
+    def steps_begun(self) -> int:
+        """Steps a fit must take to begin its first window."""
+        return self.skip_first + self.wait + self.warmup + 1
+
     def phase(self, step: int) -> Phase:
         """What happens on ``step``, counted from 0 at the first step of the fit."""
         step -= self.skip_first
@@ -66,10 +71,6 @@ class ProfileSchedule:
     def ends_window(self, step: int) -> bool:
         """Whether ``step`` is the last one of a window."""
         return self.phase(step) is Phase.ACTIVE and (step - self.skip_first + 1) % self.cycle == 0
-
-    def over(self, step: int) -> bool:
-        """Whether no window can begin on ``step`` or later."""
-        return self.repeat > 0 and step >= self.skip_first + self.repeat * self.cycle
 
     def describe(self, offset: int = 0) -> str:
         """The recorded steps in words, numbered from ``offset``, the number of the first step of the fit."""

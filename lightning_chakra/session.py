@@ -25,6 +25,9 @@ from lightning_chakra.writer import PublishError, TraceWriter, describe_error
 _PATIENCE = 2.0  # seconds of waiting for the writer before the user is told
 _BACKLOG = 3  # windows waiting for the writer before the user is told
 
+_WINDOW_LOST = "Nothing of this window is kept; the training goes on."
+_MARK_LOST = "A mark of the trace is missing or wrong; the training goes on."
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -65,7 +68,8 @@ class ProfilingSession:
         schedule: Which steps to record.
         barrier: Where all ranks meet.
         recording: The recorder and the writer of a profiled rank; ``None`` on the others.
-        raise_errors: Raise the first fault of the profiling instead of warning of it.
+        raise_errors: Raise the first fault of the profiling instead of warning of it, once the call in which it arose
+            has done the rest of its work.
     """
 
     def __init__(
@@ -91,6 +95,9 @@ class ProfilingSession:
         self._barrier: FlushBarrier | None = barrier
         self._recording = recording
         self._raise_errors = raise_errors
+        self._first_fault: RuntimeError | None = None  # to be raised when the current call has done its work
+        self._told_too_short = False
+        self._pid = os.getpid()
         # Leaving the interpreter with a running profiler is a segmentation fault.
         atexit.register(self.abort)
 
@@ -107,7 +114,10 @@ class ProfilingSession:
             self._windows += 1
             self._check_space()
         if self._recording is not None:
-            self._attempt(self._recording.recorder.begin_step, number, phase)
+            window = "This window" if phase is Phase.ACTIVE else "The window for which this step warms up"
+            lost = f"{window} is not recorded; the training goes on."
+            self._attempt(lost, self._recording.recorder.begin_step, number, phase)
+        self._raise_first_fault()
 
     def end_step(self) -> None:
         """The last batch of the step ended."""
@@ -117,39 +127,59 @@ class ProfilingSession:
         if not self._open:
             return
         if self._recording is not None:
-            self._attempt(self._recording.recorder.end_step)
+            self._attempt(_MARK_LOST, self._recording.recorder.end_step)
         if self._schedule.ends_window(index):
             self._close_window(partial=False)
+        self._raise_first_fault()
 
     def enter(self, name: str) -> None:
         """Something that is no training step begins; its operators go into a range of this name."""
         if self._recording is not None:
-            self._attempt(self._recording.recorder.enter, name)
+            self._attempt(_MARK_LOST, self._recording.recorder.enter, name)
+        self._raise_first_fault()
 
     def leave(self, name: str) -> None:
         """It ended."""
         if self._recording is not None:
-            self._attempt(self._recording.recorder.leave, name)
+            self._attempt(_MARK_LOST, self._recording.recorder.leave, name)
+        self._raise_first_fault()
+
+    def expect(self, steps: int) -> None:
+        """Lightning knows already that the fit will have at most ``steps`` steps: warn if that is too few."""
+        if self._rank == 0 and steps < self._schedule.steps_begun:
+            self._told_too_short = True
+            warn(_too_short(self._schedule, steps, certain=False))
 
     def finish(self) -> Total:
         """The training ended well: save a window cut short, wait for the writer and for the other ranks."""
         if self._open:
             self._close_window(partial=True)
         elif self._recording is not None:
-            self._attempt(self._recording.recorder.close, True)
-        if not self._windows and not self._given_up and self._rank == 0:
-            warn(too_short(self._schedule, self.steps, certain=True))
+            self._recording.recorder.discard()  # prepared, and not started
+        self.tell_too_short()
         self._flush()
         # Ranks with nothing to write must not run ahead into collectives of the training, or out of the process.
         self._meet("publish the last traces")
-        return self._total()
+        total = self._total()
+        self._raise_first_fault()
+        return total
+
+    def tell_too_short(self) -> None:
+        """The fit ended: warn if no window began, unless :meth:`expect` did. Not a collective."""
+        if self._rank == 0 and not (self._windows or self._given_up or self._told_too_short):
+            warn(_too_short(self._schedule, self.steps, certain=True))
 
     def abort(self) -> None:
         """Save what there is, without any collective: an exception, a signal or the end of the interpreter."""
+        if os.getpid() != self._pid:
+            return  # a child forked by the training: profiler, files and connections are its parent's
         self._raise_errors = False  # the training's own exception is the one to be seen
+        fault, self._first_fault = self._first_fault, None
+        if fault is not None:
+            warn(str(fault))
         try:
             if self._recording is not None:
-                self._submit(self._attempt(self._recording.recorder.close, True))
+                self._submit(self._attempt(_WINDOW_LOST, self._recording.recorder.close, True))
                 self._flush()
         finally:
             self.dispose()
@@ -169,7 +199,7 @@ class ProfilingSession:
         self._open = False
         raw = None
         if self._recording is not None:
-            raw = self._attempt(self._recording.recorder.close, partial)
+            raw = self._attempt(_WINDOW_LOST, self._recording.recorder.close, partial)
         try:
             self._meet(f"export {self._window()}")
         finally:
@@ -186,7 +216,9 @@ class ProfilingSession:
         except Exception as error:  # whatever a strategy's barrier raises
             self._drop_barrier()
             self._given_up = True
-            text = str(error) if isinstance(error, BarrierError) else describe_error(error)
+            text = f"rank {self._rank} could not wait for the others to {what}: {describe_error(error)}"
+            if isinstance(error, BarrierError):
+                text = str(error)
             self._fault(f"{text}. Nothing more is recorded in this fit; the training goes on.", error)
 
     def _drop_barrier(self) -> None:
@@ -205,7 +237,7 @@ class ProfilingSession:
                 sum(trace.partial for trace in published),
             ]
         if self._barrier is not None:
-            mine = self._attempt(self._barrier.total, mine) or mine
+            mine = self._attempt("The sums at the end are those of this rank.", self._barrier.total, mine) or mine
         return Total(*mine)
 
     def _submit(self, raw: RawWindow | None) -> None:
@@ -218,7 +250,7 @@ class ProfilingSession:
             self._recording.writer.submit(raw)
             backlog = self._recording.writer.backlog
             if backlog >= _BACKLOG:
-                self._fault(
+                warn(
                     f"rank {self._rank}, {self._window()}: {backlog} windows wait to be compressed and published, "
                     f"their raw files fill {self._recording.scratch.where()}. Record less often (`wait`) or less "
                     "(`active`)."
@@ -245,37 +277,47 @@ class ProfilingSession:
     def _check_space(self) -> None:
         if self._recording is None:
             return
-        free = self._attempt(self._recording.scratch.free_bytes)
+        try:
+            free = self._recording.scratch.free_bytes()
+        except OSError:
+            return  # the recorder is about to find the same, and says it
         least = self._recording.least_free_bytes
-        if free is not None and free < least:
-            self._fault(
+        if free < least:
+            warn(
                 f"rank {self._rank}, from step {self._first}: {free / 1e9:.1f} GB are free in "
                 f"{self._recording.scratch.where()}, and a window can take {least / 1e9:.1f} GB or more. "
                 "If they do not fit, this window is lost. Set `scratch_dir` to a folder with more space."
             )
 
-    def _attempt(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
+    def _attempt(self, consequence: str, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
         try:
             return function(*args, **kwargs)
         except Exception as error:  # no fault of the profiling may end a training
-            window = f"{self._window()}: " if self._open else ""
-            reason = describe_error(error)
-            self._fault(f"rank {self._rank}, {window}{reason}. Nothing of it is kept; the training goes on.", error)
+            where = self._window() if self._open else f"step {self.number}"
+            self._fault(f"rank {self._rank}, {where}: {describe_error(error)}. {consequence}", error)
             return None
 
     def _fault(self, message: str, error: BaseException | None = None) -> None:
-        if self._raise_errors:
-            raise RuntimeError(message) from error
-        warn(message)
+        if self._raise_errors and self._first_fault is None:
+            self._first_fault = RuntimeError(message)
+            self._first_fault.__cause__ = error
+        else:
+            warn(message)
+
+    def _raise_first_fault(self) -> None:
+        fault, self._first_fault = self._first_fault, None
+        if fault is not None:
+            self._raise_errors = False  # raised once; what the clean-up still meets are warnings
+            raise fault
 
 
-def too_short(schedule: ProfileSchedule, steps: int, *, certain: bool) -> str:
+def _too_short(schedule: ProfileSchedule, steps: int, *, certain: bool) -> str:
     """The warning about a fit that ends before its first window begins."""
-    needed = schedule.steps_needed
     had = "had" if certain else "will have at most"
     return (
         f"no trace: the schedule skip_first={schedule.skip_first}, wait={schedule.wait}, warmup={schedule.warmup}, "
-        f"active={schedule.active} needs {needed} steps, this fit {had} {steps}. Lower `wait` or train for longer."
+        f"active={schedule.active} needs {schedule.steps_needed} steps, this fit {had} {steps}. Lower `wait` or train "
+        "for longer."
     )
 
 

@@ -60,7 +60,7 @@ def unlinked(kineto: dict[str, Any], et: dict[str, Any]) -> list[str]:
     lost = [
         event["name"]
         for event in operators(kineto)
-        if nodes.get(event["args"].get("Record function id")) != event["name"]
+        if nodes.get(event["args"].get("Record function id")) != event["name"] and not _cut(event, kineto)
     ]
     ids = {event["args"].get("Record function id") for event in operators(kineto)}
     roots = ("[pytorch|profiler|execution_trace", "## process_group:init ##")
@@ -70,6 +70,17 @@ def unlinked(kineto: dict[str, Any], et: dict[str, Any]) -> list[str]:
         if not node["name"].startswith(roots) and attribute(node, "rf_id") not in ids
     ]
     return lost
+
+
+def _cut(event: dict[str, Any], kineto: dict[str, Any]) -> bool:
+    """Whether the window ended while another thread was in this operator.
+
+    The execution trace notes an operator when it ends. gloo wakes the thread that trains before its worker ends the
+    range around a collective, so the last collective of a window may still be open.
+    """
+    marks = [e for e in operators(kineto) if e["name"].startswith("ProfilerStep#")]
+    last = max(marks, key=lambda mark: mark["ts"])
+    return event["tid"] != last["tid"] and event["ts"] + event["dur"] >= last["ts"] + last["dur"]
 
 
 def well_formed(et: dict[str, Any]) -> list[str]:

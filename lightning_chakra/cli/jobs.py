@@ -1,0 +1,51 @@
+"""Work on several ranks at a time, each in a process of its own that hands back a small result."""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from typing import TypeVar
+
+from jsonargparse import ArgumentParser
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+_MOST = 8
+"""More processes than this by default would rather wait for the disk, and each holds a rank's working memory."""
+
+
+def add_jobs_argument(parser: ArgumentParser) -> None:
+    """Declare ``--jobs``."""
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes, each reads one rank at a time; 0: one per CPU, at most 8",
+    )
+
+
+def map_ranks(function: Callable[[Task], Result], tasks: Iterable[Task], jobs: int) -> list[Result]:
+    """Apply ``function`` to each task, in order; with one job or one task in this process.
+
+    Args:
+        function: A function of a module: it is pickled.
+        tasks: What it is called with.
+        jobs: Processes at a time; 0 or less: one per CPU that this process may use, at most 8.
+    """
+    todo = list(tasks)
+    jobs = min(jobs if jobs > 0 else min(_cpus(), _MOST), len(todo))
+    if jobs <= 1:
+        return [function(task) for task in todo]
+    # Not fork: fsspec's backends keep threads and connections that do not survive it.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        return list(pool.map(function, todo))
+
+
+def _cpus() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        return os.cpu_count() or 1

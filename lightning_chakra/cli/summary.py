@@ -1,0 +1,306 @@
+"""What happened? Steps, device time, slowest rank, operators, collectives and gaps of every window below DIR."""
+
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from lightning_chakra.cli.activity import Collective, Operator, RankActivity, Split, Step, read_activity
+from lightning_chakra.cli.captures import Capture, find_captures
+from lightning_chakra.cli.errors import EXIT_OK, EXIT_WRONG, CommandError
+from lightning_chakra.cli.jobs import add_jobs_argument, map_ranks
+
+SUMMARY = "what happened? steps, slowest rank, operators, collectives, gaps"
+
+_MOST_ROWS = 32
+"""Rows of the table of steps; of more, the slowest are shown."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("path", metavar="DIR", help="folder with traces, a local path or an fsspec URL")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="operators, collectives and gaps to list")
+    parser.add_argument("--plot", metavar="FILE", help="draw the steps and the operators, FILE.png or FILE.html")
+    add_jobs_argument(parser)
+
+
+def run(args: Namespace) -> int:
+    """Summarize, print, and return 0 if every file could be read, else 1."""
+    if args.top < 1:
+        raise CommandError("--top: at least 1")
+    if args.plot is not None:
+        from lightning_chakra.cli import plot
+
+        plot.check(args.plot)
+    captures = find_captures(args.path)
+    tasks = [(index, trace) for index, capture in enumerate(captures) for trace in capture.kineto]
+    if not tasks:
+        raise CommandError(f"no Kineto traces in {args.path}: only those have times")
+    activities = map_ranks(read_activity, [trace for _, trace in tasks], args.jobs)
+    windows = []
+    for index, capture in enumerate(captures):
+        ranks = [activity for (owner, _), activity in zip(tasks, activities, strict=True) if owner == index]
+        windows.append(summarize(capture, ranks))
+    if args.json:
+        json.dump(
+            {"path": args.path, "windows": [_as_json(window, args.top) for window in windows]}, sys.stdout, indent=1
+        )
+        sys.stdout.write("\n")
+    else:
+        for window in windows:
+            _print(window, args.top)
+    if args.plot is not None:
+        plot.draw(windows, args.plot, args.top)
+    return EXIT_OK if all(rank.error is None for window in windows for rank in window.ranks) else EXIT_WRONG
+
+
+@dataclass
+class Spread:
+    """How far apart the ranks are in one step, or over all (mean of their steps).
+
+    Attributes:
+        step: The step; ``None``: over all steps.
+        slowest: Label of the slowest rank.
+        slowest_us: Length of its mark, µs.
+        fastest: Label of the fastest rank.
+        fastest_us: Length of its mark, µs.
+        median_us: Median over the ranks, µs.
+    """
+
+    step: int | None
+    slowest: str
+    slowest_us: float
+    fastest: str
+    fastest_us: float
+    median_us: float
+
+
+@dataclass
+class Window:
+    """What happened in one window.
+
+    Attributes:
+        name: The window below the folder that was asked for.
+        ranks: Its ranks.
+        spread: How far apart the ranks are, over all steps and in each; empty with fewer than two ranks.
+        waited_for: The rank that spent least time in exposed communication, hence the one that others waited for;
+            ``None``: no communication, or one rank.
+        ranges: User ranges of all ranks together.
+        host: Operators and runtime calls of all ranks together.
+        kernels: Kernels and copies of all ranks together.
+        collectives: Collectives of all ranks together.
+    """
+
+    name: str
+    ranks: list[RankActivity]
+    spread: list[Spread] = field(default_factory=list)
+    waited_for: str | None = None
+    ranges: dict[str, Operator] = field(default_factory=dict)
+    host: dict[str, Operator] = field(default_factory=dict)
+    kernels: dict[str, Operator] = field(default_factory=dict)
+    collectives: list[Collective] = field(default_factory=list)
+
+
+def summarize(capture: Capture, ranks: list[RankActivity]) -> Window:
+    """Put the ranks of a window together."""
+    window = Window(capture.name, ranks)
+    read = [rank for rank in ranks if rank.error is None]
+    with_steps = {rank.label: rank.steps for rank in read if rank.steps}
+    if len(with_steps) > 1:
+        means = {label: statistics.fmean(step.mark_us for step in steps) for label, steps in with_steps.items()}
+        window.spread.append(_spread(None, means))
+        for number in sorted({step.number for steps in with_steps.values() for step in steps}):
+            marks = {
+                label: step.mark_us for label, steps in with_steps.items() for step in steps if step.number == number
+            }
+            if len(marks) > 1:
+                window.spread.append(_spread(number, marks))
+    exposed = {rank.label: rank.device.communication for rank in read if rank.device is not None}
+    if len(exposed) > 1 and max(exposed.values()) > 0:
+        window.waited_for = min(exposed, key=exposed.__getitem__)
+    collectives: dict[tuple[str, str, int | None, str], Collective] = {}
+    for rank in read:
+        for mine, all_of_them in (
+            (rank.ranges, window.ranges),
+            (rank.host, window.host),
+            (rank.kernels, window.kernels),
+        ):
+            for name, operator in mine.items():
+                together = all_of_them.setdefault(name, Operator())
+                together.calls += operator.calls
+                together.self_us += operator.self_us
+                together.total_us += operator.total_us
+        for own in rank.collectives:
+            key = (own.name, own.group, own.group_size, own.dtype)
+            collective = collectives.setdefault(key, Collective(*key))
+            collective.calls += own.calls
+            collective.time_us += own.time_us
+            collective.in_bytes = _sum(collective.in_bytes, own.in_bytes)
+            collective.out_bytes = _sum(collective.out_bytes, own.out_bytes)
+    window.collectives = sorted(collectives.values(), key=lambda collective: -collective.time_us)
+    return window
+
+
+def top(operators: dict[str, Operator], count: int) -> list[tuple[str, Operator]]:
+    """The operators with the most self time."""
+    return sorted(operators.items(), key=lambda item: (-item[1].self_us, item[0]))[:count]
+
+
+def _spread(step: int | None, marks: dict[str, float]) -> Spread:
+    slowest, fastest = max(marks, key=marks.__getitem__), min(marks, key=marks.__getitem__)
+    return Spread(step, slowest, marks[slowest], fastest, marks[fastest], statistics.median(marks.values()))
+
+
+def _sum(first: int | None, second: int | None) -> int | None:
+    return second if first is None else first if second is None else first + second
+
+
+def _as_json(window: Window, count: int) -> dict[str, Any]:
+    def operators(of: dict[str, Operator]) -> list[dict[str, Any]]:
+        return [{"name": name, **dataclasses.asdict(operator)} for name, operator in top(of, count)]
+
+    content: dict[str, Any] = dataclasses.asdict(window)
+    for owner, record in zip((window, *window.ranks), (content, *content["ranks"]), strict=True):
+        record.update({key: operators(getattr(owner, key)) for key in ("ranges", "host", "kernels")})
+    return content
+
+
+def _print(window: Window, count: int) -> None:
+    from rich.text import Text
+
+    from lightning_chakra.cli.tables import console, table
+
+    out = console()
+    read = [rank for rank in window.ranks if rank.error is None]
+    out.print(Text(f"{window.name}: {len(read)} ranks", "bold"))
+    for rank in window.ranks:
+        if rank.error is not None:
+            out.print(Text(f"{rank.name}: {rank.error} (lightning-chakra check says more)", "bold red"))
+    rows = [(rank, step) for rank in read for step in rank.steps]
+    devices = any(rank.device is not None for rank in read)
+    title = "Steps, ms"
+    if len(rows) > _MOST_ROWS:
+        rows = sorted(rows, key=lambda row: -row[1].mark_us)[:_MOST_ROWS]
+        title += f" (the {_MOST_ROWS} longest of {sum(len(rank.steps) for rank in read)})"
+    columns = ["rank", "step", "mark", "to next mark", "validation"]
+    columns += ["compute", "exposed comm.", "copies", "idle", "device"] if devices else []
+    if rows:
+        out.print(table(title, columns, [_step_row(rank, step, devices) for rank, step in rows]))
+    elif read:
+        out.print(Text("no ProfilerStep marks: the trace as a whole\n"))
+    if devices:
+        whole = [(rank.label, *_split_row(rank.device)) for rank in read if rank.device is not None]
+        columns = ["rank", "compute", "exposed comm.", "copies", "idle", "device"]
+        out.print(table("Device, first to last event, ms", columns, whole[:_MOST_ROWS]))
+    for line in _spread_lines(window):
+        out.print(Text(line))
+    for title, operators in (
+        ("User ranges (time in them outside operators), all ranks", window.ranges),
+        ("Operators and runtime calls, all ranks", window.host),
+        ("Kernels and copies, all ranks", window.kernels),
+    ):
+        whole_us = sum(operator.self_us for operator in operators.values())
+        if whole_us:
+            out.print(
+                table(
+                    title,
+                    ["name", "calls", "self ms", "share", "mean µs"],
+                    [
+                        (
+                            _short(name),
+                            o.calls,
+                            _ms(o.self_us),
+                            f"{o.self_us / whole_us:.1%}",
+                            f"{o.self_us / o.calls:.1f}",
+                        )
+                        for name, o in top(operators, count)
+                    ],
+                )
+            )
+    if window.collectives:
+        columns = ["collective", "process group", "type", "ranks", "calls", "bytes in", "bytes out", "ms", "mean µs"]
+        out.print(table("Collectives, all ranks", columns, list(map(_collective_row, window.collectives[:count])), 3))
+    gaps = sorted(((rank, gap) for rank in read for gap in rank.gaps), key=lambda pair: -pair[1].length_us)[:count]
+    if gaps:
+        columns = ["rank", "nothing ran on", "after", "before", "step", "at ms", "ms"]
+        out.print(
+            table(
+                "Longest gaps",
+                columns,
+                [
+                    (
+                        rank.label,
+                        gap.where,
+                        _short(gap.before, 50),
+                        _short(gap.after, 50),
+                        "" if gap.step is None else gap.step,
+                        _ms(gap.start_us),
+                        _ms(gap.length_us),
+                    )
+                    for rank, gap in gaps
+                ],
+                4,
+            )
+        )
+
+
+def _step_row(rank: RankActivity, step: Step, devices: bool) -> list[object]:
+    row: list[object] = [rank.label, step.number, _ms(step.mark_us)]
+    row += [
+        "" if step.period_us is None else _ms(step.period_us),
+        _ms(step.validation_us) if step.validation_us else "",
+    ]
+    if devices:
+        row += _split_row(step.device) if step.device is not None else [""] * 5
+    return row
+
+
+def _split_row(split: Split) -> list[object]:
+    parts = (split.compute, split.communication, split.copies, split.idle)
+    row: list[object] = [f"{_ms(part)} {part / split.span if split.span else 0:4.0%}" for part in parts]
+    return [*row, _ms(split.span)]
+
+
+def _collective_row(collective: Collective) -> list[object]:
+    return [
+        collective.name,
+        collective.group or "not recorded",
+        collective.dtype or "not recorded",
+        collective.group_size or "",
+        collective.calls,
+        *("" if size is None else f"{size:,}" for size in (collective.in_bytes, collective.out_bytes)),
+        _ms(collective.time_us),
+        f"{collective.time_us / collective.calls:.1f}",
+    ]
+
+
+def _spread_lines(window: Window) -> Iterable[str]:
+    for spread in window.spread[:_MOST_ROWS]:
+        where = "all steps" if spread.step is None else f"step {spread.step}"
+        over = spread.slowest_us / spread.fastest_us - 1 if spread.fastest_us else 0.0
+        yield (
+            f"{where}: rank {spread.slowest} is the slowest with {_ms(spread.slowest_us)} ms, "
+            f"{_ms(spread.slowest_us - spread.fastest_us)} ms ({over:.1%}) more than rank {spread.fastest}; "
+            f"the median is {_ms(spread.median_us)} ms"
+        )
+    if window.waited_for is not None:
+        exposed = {rank.label: rank.device.communication for rank in window.ranks if rank.device is not None}
+        most = max(exposed, key=exposed.__getitem__)
+        yield (
+            f"rank {window.waited_for} has least exposed communication, {_ms(exposed[window.waited_for])} ms, "
+            f"rank {most} most, {_ms(exposed[most])} ms: with equal work, the first is the one that others wait for"
+        )
+
+
+def _ms(microseconds: float) -> str:
+    return f"{microseconds / 1000:.3f}"
+
+
+def _short(name: str, width: int = 90) -> str:
+    return name if len(name) <= width else name[: width - 1] + "…"
