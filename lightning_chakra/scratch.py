@@ -87,7 +87,10 @@ class Scratch:
 
     def free_bytes(self) -> int:
         """Free space where raw files go, in bytes."""
-        return shutil.disk_usage(self._parent or tempfile.gettempdir()).free
+        folder = os.path.abspath(self.where())
+        while not os.path.exists(folder):  # it appears with the first window
+            folder = os.path.dirname(folder)
+        return shutil.disk_usage(folder).free
 
     def where(self) -> str:
         """The folder that raw files go to, for messages."""

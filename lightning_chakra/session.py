@@ -17,7 +17,7 @@ from typing_extensions import ParamSpec
 from lightning_chakra.barrier import BarrierError, FlushBarrier
 from lightning_chakra.layout import PublishedTrace
 from lightning_chakra.messages import info, warn
-from lightning_chakra.recorder import TraceRecorder
+from lightning_chakra.recorder import RecorderError, TraceRecorder
 from lightning_chakra.schedule import Phase, ProfileSchedule
 from lightning_chakra.scratch import Scratch
 from lightning_chakra.signals import deferred_signals
@@ -300,8 +300,9 @@ class ProfilingSession:
         try:
             return function(*args, **kwargs)
         except Exception as error:  # no fault of the profiling may end a training
+            reason = str(error) if isinstance(error, RecorderError) else describe_error(error)
             where = self._window() if self._open else f"step {self.number}"
-            self._fault(f"rank {self._rank}, {where}: {describe_error(error)}. {consequence}", error)
+            self._fault(f"rank {self._rank}, {where}: {reason}. {consequence}", error)
             return None
 
     def _fault(self, message: str, error: BaseException | None = None) -> None:

@@ -22,6 +22,22 @@ def absolute(path: str) -> str:
     return path if is_url(path) else os.path.abspath(os.path.expanduser(path))
 
 
+def check(path: str) -> None:
+    """Find out whether ``path`` can be a place to write to, without touching it.
+
+    Raises:
+        ValueError: It is a URL of an unknown protocol, or the package for its protocol is not installed.
+    """
+    if not is_url(path):
+        return
+    try:
+        import fsspec
+
+        fsspec.get_filesystem_class(path.split("://", 1)[0])
+    except (ImportError, ValueError) as error:  # fsspec names the package to install
+        raise ValueError(str(error)) from error
+
+
 def entries(folder: str) -> list[str]:
     """The names in ``folder``; none if it does not exist."""
     if is_url(folder):
