@@ -148,8 +148,6 @@ def check_only_kineto(out: Path, result: dict[str, Any], steps: list[int]) -> di
     return kineto
 
 
-
-
 class Unsized(torch.utils.data.IterableDataset):
     """A stream whose length nobody knows."""
 

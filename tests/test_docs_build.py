@@ -1,0 +1,36 @@
+"""The documentation site builds without a warning, and its diagrams are those that the script draws."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from tests import harness
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def _build(out: Path) -> int:
+    from sphinx.cmd.build import build_main
+
+    return build_main(["-W", "--keep-going", "-n", "-q", "-b", "html", "-d", str(out / "cache"), str(DOCS), str(out)])
+
+
+def test_the_site_builds_without_warnings(out: Path) -> None:
+    (result,) = harness.run(_build, out)
+    assert result.exitcode == 0
+    assert (result.value, result.err) == (0, ""), result.err
+    assert "barrier_timeout" in (out / "api.html").read_text(encoding="utf-8")
+    for page in DOCS.glob("[!_]*.md"):
+        assert (out / f"{page.stem}.html").exists()
+
+
+@pytest.mark.parametrize("name", ["schedules.svg", "accumulation.svg", "flow.svg", "modules.svg"])
+def test_the_diagrams_are_up_to_date(name: str) -> None:
+    drawn = runpy.run_path(str(DOCS / "pictures" / "draw.py"))["pictures"]()
+    assert (DOCS / "pictures" / name).read_text(encoding="utf-8") == drawn[name], "run docs/pictures/draw.py"
+
+
+def test_the_diagram_of_modules_shows_real_imports() -> None:
+    text = (DOCS / "pictures" / "draw.py").read_text(encoding="utf-8")
+    assert '("session", "recorder")' in text
