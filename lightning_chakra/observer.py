@@ -5,8 +5,11 @@ several of its misuses end the process; each method below says which one it avoi
 """
 
 import contextlib
+import functools
+import gc
 import os
 import weakref
+from typing import Any
 
 from torch.profiler import ExecutionTraceObserver
 
@@ -15,6 +18,9 @@ from torch.profiler import ExecutionTraceObserver
 _abandoned: list[ExecutionTraceObserver] = []
 
 _TAIL = 200
+
+_observer_class: Any = ExecutionTraceObserver
+_register_callback: Any = ExecutionTraceObserver.register_callback
 
 
 class ObserverError(RuntimeError):
@@ -38,16 +44,20 @@ class ExecutionTrace:
         with open(path, "wb"):
             pass
         os.remove(path)
-        observer = ExecutionTraceObserver()
-        observer.register_callback(path)
-        # torch reports a registration also when another observer holds the slot; the file is the only proof.
-        if not os.path.exists(path):
-            observer._registered = False
-            _abandoned.append(observer)
+        observer = _register(path)
+        if observer is None:
+            # A profile is a cycle of references: the observer that ENABLE_PYTORCH_EXECUTION_TRACE=1 gave to one that
+            # is over and dropped holds the slot until it is collected.
+            gc.collect()
+            observer = _register(path)
+        if observer is None:
             raise ObserverError(
                 "another ExecutionTraceObserver is registered in this process, or one before could not open its file"
             )
         self._observer: ExecutionTraceObserver | None = observer
+        self.refused: list[str] = []
+        """Paths of other observers that somebody tried to register meanwhile."""
+        self._refuse_others()
 
     def start(self) -> None:
         """Begin to record. Process groups that exist by now are in the trace."""
@@ -63,6 +73,7 @@ class ExecutionTrace:
         """
         if self._observer is None:
             return
+        self._accept_others()
         if self._is_finalized():
             # Stopping now would be a segmentation fault: the C++ side has no observer any more.
             self._observer._execution_trace_running = False
@@ -80,9 +91,28 @@ class ExecutionTrace:
             return
         try:
             self.stop()
-            self._observer.unregister_callback()
+            if self._observer is not None:
+                self._observer.unregister_callback()
         finally:
             self._forget()
+
+    def _refuse_others(self) -> None:
+        """Keep others from registering while this one holds the slot.
+
+        torch would tell them that it worked. They would record nothing, stop this trace together with theirs, and be a
+        segmentation fault if theirs is stopped after this one. An observer that is not registered is harmless.
+        """
+
+        @functools.wraps(_register_callback)
+        def refuse(other: ExecutionTraceObserver, output_file_path: str) -> ExecutionTraceObserver:
+            self.refused.append(output_file_path)
+            return other
+
+        _observer_class.register_callback = refuse
+
+    @staticmethod
+    def _accept_others() -> None:
+        _observer_class.register_callback = _register_callback
 
     def _forget(self) -> None:
         if self._observer is not None:
@@ -95,6 +125,17 @@ class ExecutionTrace:
             tail = file.read()
             return b'"finish_ts"' in tail and tail.rstrip().endswith(b"}")
         return False
+
+
+def _register(path: str) -> ExecutionTraceObserver | None:
+    observer = ExecutionTraceObserver()
+    observer.register_callback(path)
+    # torch reports a registration also when another observer holds the slot; the file is the only proof.
+    if os.path.exists(path):
+        return observer
+    observer._registered = False
+    _abandoned.append(observer)
+    return None
 
 
 _current: "weakref.WeakSet[ExecutionTraceObserver]" = weakref.WeakSet()

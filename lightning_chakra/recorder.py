@@ -1,11 +1,9 @@
 """Driving torch's profiler: from step marks to a pair of raw files. Nothing here waits for another rank."""
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +12,7 @@ import torch
 from torch.profiler import record_function
 
 from lightning_chakra.layout import RawWindow
+from lightning_chakra.memory import many_frees
 from lightning_chakra.observer import ExecutionTrace, ObserverError
 from lightning_chakra.private_torch import (
     NOBODY,
@@ -68,6 +67,7 @@ class TraceRecorder:
         self._lost = False
         self.problems: list[str] = []
         """What could not be recorded although the window goes on; the owner takes and tells it."""
+        self._finished: RawWindow | None = None
 
     @property
     def recording(self) -> bool:
@@ -89,7 +89,7 @@ class TraceRecorder:
                     self._live = _Window(self._options, self._metadata)
                 if phase is Phase.ACTIVE:
                     if self._live.raw is None:
-                        self._live.start(self._scratch.open_window(step), self.problems)
+                        self._live.start(self._scratch, step, self.problems)
                     self._live.mark(step)
             except Exception:
                 self.discard()
@@ -111,29 +111,34 @@ class TraceRecorder:
         if self._live is not None:
             self._live.leave(name)
 
-    def close(self, partial: bool) -> RawWindow | None:
+    def close(self, partial: bool) -> None:
         """End the window: stop, finish the execution trace, export. Blocks as long as torch takes for that.
 
-        Returns:
-            The raw files, or ``None`` if nothing was recorded.
+        :meth:`take` has the raw files. They are not returned: the ``KeyboardInterrupt`` of a Ctrl-C during the export
+        is raised at its end, and a return value would be lost by it.
         """
-        window, self._live = self._live, None
-        self._lost = False
-        if window is None:
-            return None
         with deferred_signals():
-            return window.close(partial, self.problems)
+            window, self._live = self._live, None
+            self._lost = False
+            if window is not None:
+                self._finished = window.close(partial, self.problems)
+
+    def take(self) -> RawWindow | None:
+        """The raw files of the window that was closed last, once; ``None`` if nothing was recorded."""
+        finished, self._finished = self._finished, None
+        return finished
 
     def discard(self) -> None:
         """End the window and drop what it recorded. Never raises."""
-        window, self._live = self._live, None
-        self._lost = False
-        if window is None:
-            return
-        with deferred_signals(), contextlib.suppress(Exception):
-            window.close(True, [])
-        if window.raw is not None:
-            shutil.rmtree(window.raw.folder, ignore_errors=True)
+        with deferred_signals():
+            window, self._live = self._live, None
+            self._lost = False
+            if window is None:
+                return
+            with contextlib.suppress(Exception):
+                window.close(True, [])
+            if window.raw is not None:
+                shutil.rmtree(window.raw.folder, ignore_errors=True)
 
 
 class _Window:
@@ -151,13 +156,14 @@ class _Window:
         self._profile.prepare_trace()
         note_owner(PREPARED)
 
-    def start(self, raw: RawWindow, problems: list[str]) -> None:
+    def start(self, scratch: Scratch, step: int, problems: list[str]) -> None:
         if profiler_enabled():
             raise RecorderError("another profiler is running in this process")
         if not is_noted(PREPARED):
             # Somebody ran a profiler since: starting on what he left is a segmentation fault.
             self._profile = _profile(self._options)
             self._profile.prepare_trace()
+        self.raw = raw = scratch.open_window(step)
         files = {file.kind: file for file in raw.files}
         if "chakra" in files:
             try:
@@ -166,12 +172,12 @@ class _Window:
             except (ObserverError, OSError) as error:
                 self._trace = None
                 problems.append(f"no execution trace of this window: {error}")
-                raw = dataclasses.replace(raw, files=(files["kineto"],))
-        self.raw = raw
+                self.raw = dataclasses.replace(raw, files=(files["kineto"],))
         for key, value in self._metadata.items():
             # torch writes its own distributedInfo when there is a process group
             if key != "lightning_chakra" and not (key == "distributedInfo" and _has_process_group()):
                 self._profile.preset_metadata_json(key, json.dumps(value))
+        note_owner(NOBODY)  # if it raises
         self._profile.start_trace()
         note_owner(RUNNING)
 
@@ -213,6 +219,11 @@ class _Window:
         except Exception as error:
             problems.append(f"no Kineto trace of this window: {error}")
             kept.pop("kineto", None)
+        if self._trace is not None and self._trace.refused:
+            problems.append(
+                f"another ExecutionTraceObserver was registered for {', '.join(self._trace.refused)}; a process has "
+                "one at a time, so that one records nothing"
+            )
         try:
             if self._trace is not None:
                 self._trace.close()
@@ -227,8 +238,8 @@ class _Window:
         except Exception as error:
             problems.append(f"no Kineto trace of this window: {error}")
             kept.pop("kineto", None)
-        del self._profile
-        _give_memory_back()
+        with many_frees():
+            del self._profile
         raw = dataclasses.replace(raw, files=tuple(kept.values()))
         if not raw.files:
             shutil.rmtree(raw.folder, ignore_errors=True)
@@ -245,6 +256,7 @@ class _Window:
                 over is a segmentation fault.
         """
         if not is_noted(RUNNING):
+            self._release()
             raise RecorderError("another profiler was started in it and ended it")
         try:
             span = {"first_step": raw.first_step, "last_step": raw.last_step, "partial": raw.partial}
@@ -279,10 +291,3 @@ def _profile(options: RecordOptions) -> Any:
 
 def _has_process_group() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def _give_memory_back() -> None:
-    """Return freed memory to the system: the results of a window are several times the size of its trace."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)

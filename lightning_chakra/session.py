@@ -15,11 +15,12 @@ from tqdm import tqdm
 from typing_extensions import ParamSpec
 
 from lightning_chakra.barrier import BarrierError, FlushBarrier
-from lightning_chakra.layout import PublishedTrace, RawWindow
+from lightning_chakra.layout import PublishedTrace
 from lightning_chakra.messages import info, warn
-from lightning_chakra.recorder import TraceRecorder
+from lightning_chakra.recorder import RecorderError, TraceRecorder
 from lightning_chakra.schedule import Phase, ProfileSchedule
 from lightning_chakra.scratch import Scratch
+from lightning_chakra.signals import deferred_signals
 from lightning_chakra.writer import PublishError, TraceWriter, describe_error
 
 _PATIENCE = 2.0  # seconds of waiting for the writer before the user is told
@@ -179,7 +180,10 @@ class ProfilingSession:
             warn(str(fault))
         try:
             if self._recording is not None:
-                self._submit(self._attempt(_WINDOW_LOST, self._recording.recorder.close, True))
+                try:
+                    self._attempt(_WINDOW_LOST, self._recording.recorder.close, True)
+                finally:
+                    self._submit()
                 self._flush()
         finally:
             self.dispose()
@@ -197,13 +201,12 @@ class ProfilingSession:
     def _close_window(self, *, partial: bool) -> None:
         """Export, meet the other ranks, flush in the background. Every rank comes here after the same step."""
         self._open = False
-        raw = None
         if self._recording is not None:
-            raw = self._attempt(_WINDOW_LOST, self._recording.recorder.close, partial)
+            self._attempt(_WINDOW_LOST, self._recording.recorder.close, partial)
         try:
             self._meet(f"export {self._window()}")
         finally:
-            self._submit(raw)
+            self._submit()
 
     def _window(self) -> str:
         return f"step {self._first}" if self._first == self.number else f"steps {self._first}-{self.number}"
@@ -240,14 +243,18 @@ class ProfilingSession:
             mine = self._attempt("The sums at the end are those of this rank.", self._barrier.total, mine) or mine
         return Total(*mine)
 
-    def _submit(self, raw: RawWindow | None) -> None:
+    def _submit(self) -> None:
+        """Hand the window that was closed last to the writer, and tell what went wrong since the last time."""
         if self._recording is None:
             return
         problems, self._recording.recorder.problems = self._recording.recorder.problems, []
         for problem in problems:
             self._fault(f"rank {self._rank}, {self._window()}: {problem}. The training goes on.")
+        with deferred_signals():
+            raw = self._recording.recorder.take()
+            if raw is not None:
+                self._recording.writer.submit(raw)
         if raw is not None:
-            self._recording.writer.submit(raw)
             backlog = self._recording.writer.backlog
             if backlog >= _BACKLOG:
                 warn(
@@ -293,8 +300,9 @@ class ProfilingSession:
         try:
             return function(*args, **kwargs)
         except Exception as error:  # no fault of the profiling may end a training
+            reason = str(error) if isinstance(error, RecorderError) else describe_error(error)
             where = self._window() if self._open else f"step {self.number}"
-            self._fault(f"rank {self._rank}, {where}: {describe_error(error)}. {consequence}", error)
+            self._fault(f"rank {self._rank}, {where}: {reason}. {consequence}", error)
             return None
 
     def _fault(self, message: str, error: BaseException | None = None) -> None:

@@ -9,12 +9,16 @@ import torch.autograd.profiler
 import torch.distributed
 from torch.profiler import ExecutionTraceObserver
 
+_register_callback = ExecutionTraceObserver.register_callback
+
 
 def offences(*, process_group: bool = True) -> list[str]:
     """What a fit left behind in this process and in the temporary folder; empty when all is clean."""
     found = []
     if torch.autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled is not False:
         found.append("Kineto is on")
+    if ExecutionTraceObserver.register_callback is not _register_callback:
+        found.append("observers cannot be registered")
     if not _slot_is_free():
         found.append("the observer slot is taken")
     found += [f"thread {thread.name}" for thread in threading.enumerate() if thread.name.startswith("lightning-chakra")]
