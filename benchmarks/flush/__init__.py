@@ -1,1 +1,1 @@
-"""The figures of docs/cost.md, one module each (`python -m benchmarks.flush.stall`), or all (`python -m benchmarks.flush`)."""
+"""The figures of docs/cost.md: `python -m benchmarks.flush`, or one by one: `python -m benchmarks.flush.stall`."""

@@ -20,10 +20,16 @@ def test_there_are_recipes():
     assert len(PYTHON) >= 3
 
 
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    "reader",
+    [
+        pytest.param(
+            name, marks=pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"{name} is missing")
+        )
+        for name in READERS
+    ],
+)
 def test_python_recipe(two_ranks, reader):
-    if importlib.util.find_spec(reader) is None:
-        pytest.skip(f"{reader} is not installed")
     (code,) = [code for code in PYTHON if f"from {reader}" in code]
     path = os.pathsep.join([str(DOCS.parents[1]), *sys.path[1:]])
     done = subprocess.run(
