@@ -107,3 +107,11 @@ def test_the_tables_name_every_argument_and_no_other() -> None:
     table = readme[readme.index("## Arguments") : readme.index("## What it costs")]
     named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
     assert named == set(inspect.signature(ChakraProfilerCallback).parameters)
+
+
+def test_pre_commit_runs_what_make_lint_runs() -> None:
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\nlint:")[2].partition("\n\n")[0]
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    entries = {" ".join(entry.split()[:2]) for entry in re.findall(r"entry: \.venv/bin/(.*)", hooks)}
+    linted = {" ".join(line.split()[:2]) for line in re.findall(r"\$\(BIN\)/(.*)", recipe)}
+    assert {line.removesuffix(" examples/*.sh") for line in linted} == entries
