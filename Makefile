@@ -33,7 +33,7 @@ docs: $(STAMP)
 	@echo open docs/_build/index.html
 
 pictures: $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group pictures '.[plot]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group pictures
 	$(BIN)/python docs/pictures/draw.py
 	$(BIN)/python docs/pictures/render.py
 
