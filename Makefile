@@ -33,12 +33,13 @@ docs: $(STAMP)
 	@echo open docs/_build/index.html
 
 pictures: $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group pictures '.[plot]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group pictures
 	$(BIN)/python docs/pictures/draw.py
 	$(BIN)/python docs/pictures/render.py
 
+# Two at a time, for most tests wait for other processes; by file, for the code blocks of a page follow on each other.
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 # Needs the network and 1 GB.
 $(INTEROP)/.installed: pyproject.toml constraints.txt

@@ -25,7 +25,7 @@ _START: dict[Kind, bytes] = {"kineto": b"\n  {\n", "chakra": b"\n      {\n"}
 # Matches where a name is not plain text between the quotes of its template.
 _SUSPECT: dict[Kind, re.Pattern[bytes]] = {
     "kineto": re.compile(rb'"name": "[^"]*"(?!,?\n)'),
-    "chakra": re.compile(rb'\n        "id": (?!\d+, "name": "[^"\\\x00-\x1f]*", "ctrl_deps": \d+,\n)'),
+    "chakra": re.compile(rb'\n        "id": (?!\d+, "name": "[^"\\\x00-\x1f\x7f]*", "ctrl_deps": \d+,\n)'),
 }
 # What a healthy file of the kind has nowhere. Kineto divides by a number of multiprocessors that it may not know.
 _SUSPECT_TEXT: dict[Kind, tuple[bytes, ...]] = {
@@ -41,6 +41,7 @@ _ET_NAME = re.compile(
 )
 _ET_ID = re.compile(rb'"name": "rf_id", "type": "uint64", "value": (\d+)\}')
 _NO_NUMBER = re.compile(rb"(?<=[\[,:\s])(-?(?:inf|nan))(?=[\],}\s])")
+_UNPRINTABLE = re.compile(rb"[^ -~]")  # what Kineto calls "unknown"
 _CONTROL = re.compile(rb"[\x00-\x09\x0b-\x1f]")
 
 
@@ -119,7 +120,7 @@ class Mender:
             return node
         raw = match[2]
         name = _escaped(raw)
-        if (name != raw or not raw.isascii()) and len(self._names) < MOST_NAMES:
+        if (name != raw or _UNPRINTABLE.search(raw)) and len(self._names) < MOST_NAMES:
             found = _ET_ID.search(node, match.end())
             if found:
                 self._names[int(found[1])] = self._texts.setdefault(name, name)

@@ -45,8 +45,19 @@ class Scratch:
         """Make the folders of a window and note there what they are for.
 
         Raises:
-            OSError: The folders could not be made.
+            OSError: The folders could not be made. Nothing of them is left.
         """
+        try:
+            return self._open_window(first_step)
+        except OSError as error:
+            if self._folder is not None:
+                shutil.rmtree(os.path.join(self._folder, window_folder(first_step)), ignore_errors=True)
+                self.close()
+            if error.filename is None:  # a full disk is reported without a name
+                raise OSError(error.errno, error.strerror, self.where()) from error
+            raise
+
+    def _open_window(self, first_step: int) -> RawWindow:
         if self._folder is None:
             if self._parent is not None:
                 os.makedirs(self._parent, exist_ok=True)
@@ -90,7 +101,7 @@ class Scratch:
         if self._folder is None:
             return
         with contextlib.suppress(OSError):
-            if os.listdir(self._folder) == ["owner.json"]:
+            if set(os.listdir(self._folder)) <= {"owner.json"}:
                 shutil.rmtree(self._folder)
         self._folder = None
 

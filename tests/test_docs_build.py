@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import harness
+from tests.test_house import ALLOWED
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -17,6 +18,7 @@ def _build(out: Path) -> int:
 
 
 def test_the_site_builds_without_warnings(out: Path) -> None:
+    pytest.importorskip("sphinx", reason="the group `docs` is not installed; `make` installs it")
     (result,) = harness.run(_build, out)
     assert result.exitcode == 0
     assert (result.value, result.err) == (0, ""), result.err
@@ -31,6 +33,6 @@ def test_the_diagrams_are_up_to_date(name: str) -> None:
     assert (DOCS / "pictures" / name).read_text(encoding="utf-8") == drawn[name], "run docs/pictures/draw.py"
 
 
-def test_the_diagram_of_modules_shows_real_imports() -> None:
-    text = (DOCS / "pictures" / "draw.py").read_text(encoding="utf-8")
-    assert '("session", "recorder")' in text
+def test_the_diagram_of_modules_shows_imports_that_are_allowed() -> None:
+    drawn = runpy.run_path(str(DOCS / "pictures" / "draw.py"))["IMPORTS"]
+    assert [(importer, imported) for importer, imported in drawn if imported not in ALLOWED[importer]] == []

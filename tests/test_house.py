@@ -31,7 +31,7 @@ ALLOWED = {
     "scratch": {"layout"},
     "observer": set(),
     "recorder": {"layout", "memory", "observer", "private_torch", "schedule", "scratch", "signals"},
-    "barrier": {"messages", "private_torch", "ranks"},
+    "barrier": {"messages", "private_torch", "ranks", "signals"},
     "mend": {"layout"},
     "writer": {"layout", "mend", "storage"},
     "session": {"barrier", "layout", "messages", "recorder", "schedule", "scratch", "signals", "writer"},

@@ -15,6 +15,14 @@ COLORS = {Phase.IDLE: "#e8eaed", Phase.WARMUP: "#f6c453", Phase.ACTIVE: "#2f6fde
 INK, MUTED, RED, GREEN, VIOLET = "#1f2933", "#667380", "#d64545", "#2e8b57", "#8656c7"
 
 
+# who imports whom, as far as the diagram of modules shows it
+IMPORTS = [
+    ("autoload", "callback"), ("callback", "session"), ("session", "barrier"), ("session", "recorder"),
+    ("session", "writer"), ("barrier", "private_torch"), ("recorder", "private_torch"), ("recorder", "observer"),
+    ("recorder", "scratch"), ("writer", "storage"),
+]  # fmt: skip
+
+
 class Picture:
     """A white panel with shapes on it; all lengths are in pixels."""
 
@@ -196,12 +204,7 @@ def modules() -> str:
         "scratch": (510, 258, 150, GREEN, "local raw files"),
         "storage": (710, 258, 160, GREEN, "complete or not at all"),
     }
-    arrows = [
-        ("autoload", "callback"), ("callback", "session"), ("session", "barrier"), ("session", "recorder"),
-        ("session", "writer"), ("barrier", "private_torch"), ("recorder", "private_torch"), ("recorder", "observer"),
-        ("recorder", "scratch"), ("writer", "storage"),
-    ]  # fmt: skip
-    for begin, end in arrows:
+    for begin, end in IMPORTS:
         bx, by, bw, *_ = places[begin]
         ex, ey, ew, *_ = places[end]
         if by == ey:

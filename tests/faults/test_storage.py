@@ -106,10 +106,8 @@ def test_a_file_where_the_scratch_folder_should_be(out: Path, tmp_path: Path) ->
     (tmp_path / "scratch").write_text("mine")
     again = tmp_path / "again"
     result = fitting({**SHORT, "dirpath": out, "scratch_dir": tmp_path / "scratch"}, again=again)
-    assert result["error"] is None
-    assert result["batches"] == 14
-    assert result["warnings"]
-    assert all("rank 0" in warning for warning in result["warnings"])
+    only(result, "scratch'. This window is not recorded")
+    assert (tmp_path / "scratch").read_text() == "mine"
     assert files(out) == []
     check_clean(result, again)
 
@@ -119,10 +117,11 @@ def test_a_full_disk_under_the_raw_files(out: Path, tmp_path: Path, small: Path,
     fill(small, leave)
     again = tmp_path / "again"
     result = fitting({**SHORT, "dirpath": out, "scratch_dir": small}, again=again)
-    assert result["error"] is None
-    assert result["batches"] == 14
-    told = [warning for warning in result["warnings"] if "GB are free" not in warning]
-    assert 1 <= len(told) <= 2
+    if leave < 40960:
+        only(result, f"No space left on device: '{small}'. This window is not recorded")
+        assert files(small) == ["ballast"]
+    else:
+        only(result, "pytorch_profile/rank-0.json.gz was not published", "chakra/rank-0.json.gz was not published")
     assert any("GB are free" in warning for warning in result["warnings"])
     assert files(out) == []
     check_clean(result, again)
