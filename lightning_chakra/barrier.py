@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import signal
 import struct
 import threading
 import time
@@ -16,7 +15,6 @@ import torch.distributed as dist
 from lightning_chakra import private_torch
 from lightning_chakra.messages import info
 from lightning_chakra.ranks import format_ranks
-from lightning_chakra.signals import deferred_signals
 
 _FIRST_NOTICE = 10.0
 _NEXT_NOTICE = 60.0
@@ -115,21 +113,18 @@ class GlooBarrier:
         """See :class:`FlushBarrier`. Says every now and then who is waited for."""
         self._entered += 1
         self._arrive()
-        # Lightning answers SIGTERM with a collective on the group that trains: in the middle of this wait it would meet
-        # nobody there until that group's timeout ends the job. Ctrl-C interrupts the wait.
-        with deferred_signals(signal.SIGTERM):
-            began = time.monotonic()
-            self._work = self._group.barrier()
-            notice = _FIRST_NOTICE
-            try:
-                while not _ended(self._work):
-                    waited = time.monotonic() - began
-                    if waited >= notice:
-                        notice += _NEXT_NOTICE
-                        self._say_who_is_missing(what, waited)
-            except RuntimeError as error:
-                reason = str(error).splitlines()[0][:200]
-                raise BarrierError(self._explain(what, time.monotonic() - began, reason)) from error
+        began = time.monotonic()
+        self._work = self._group.barrier()
+        notice = _FIRST_NOTICE
+        try:
+            while not _ended(self._work):
+                waited = time.monotonic() - began
+                if waited >= notice:
+                    notice += _NEXT_NOTICE
+                    self._say_who_is_missing(what, waited)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0][:200]
+            raise BarrierError(self._explain(what, time.monotonic() - began, reason)) from error
 
     def maximum(self, value: int) -> int:
         """See :class:`FlushBarrier`."""
