@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import signal
 import struct
 import threading
 import time
@@ -16,7 +15,6 @@ import torch.distributed as dist
 from lightning_chakra import private_torch
 from lightning_chakra.messages import info
 from lightning_chakra.ranks import format_ranks
-from lightning_chakra.signals import deferred_signals
 
 _FIRST_NOTICE = 10.0
 _NEXT_NOTICE = 60.0
@@ -102,6 +100,7 @@ class GlooBarrier:
         self._timeout = timeout
         self._entered = 0
         self._work: Any = None
+        self._silent = False  # whether the store once did not answer
         self._group, self._store = private_torch.gloo_group(f"lightning_chakra/{next(_generation)}", _TALK_TIMEOUT)
         if self._rank == 0:
             for key in (_arrivals(0), _arrivals(1), _GAVE_UP):
@@ -114,21 +113,18 @@ class GlooBarrier:
         """See :class:`FlushBarrier`. Says every now and then who is waited for."""
         self._entered += 1
         self._arrive()
-        # Lightning answers SIGTERM with a collective on the group that trains: in the middle of this wait it would meet
-        # nobody there until that group's timeout ends the job. Ctrl-C interrupts the wait.
-        with deferred_signals(signal.SIGTERM):
-            began = time.monotonic()
-            self._work = self._group.barrier()
-            notice = _FIRST_NOTICE
-            try:
-                while not _ended(self._work):
-                    waited = time.monotonic() - began
-                    if waited >= notice:
-                        notice += _NEXT_NOTICE
-                        self._say_who_is_missing(what, waited)
-            except RuntimeError as error:
-                reason = str(error).splitlines()[0][:200]
-                raise BarrierError(self._explain(what, time.monotonic() - began, reason)) from error
+        began = time.monotonic()
+        self._work = self._group.barrier()
+        notice = _FIRST_NOTICE
+        try:
+            while not _ended(self._work):
+                waited = time.monotonic() - began
+                if waited >= notice:
+                    notice += _NEXT_NOTICE
+                    self._say_who_is_missing(what, waited)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0][:200]
+            raise BarrierError(self._explain(what, time.monotonic() - began, reason)) from error
 
     def maximum(self, value: int) -> int:
         """See :class:`FlushBarrier`."""
@@ -140,11 +136,13 @@ class GlooBarrier:
 
     def close(self) -> None:
         """See :class:`FlushBarrier`."""
-        group = [self._group]
-        del self._group, self._store
-        if self._work is not None and not self._work.is_completed():
-            # An interrupted wait. The group's destructor waits for it to end, and nothing can end it but its timeout.
-            threading.Thread(target=group.clear, name="lightning-chakra-barrier", daemon=True).start()
+        work, self._work = self._work, None
+        held = [work, self._group]  # each of them keeps the connections
+        interrupted = work is not None and not work.is_completed()
+        del work, self._group, self._store
+        if interrupted:
+            # The group's destructor waits until the wait ends, which nothing but its timeout can bring about.
+            threading.Thread(target=held.clear, name="lightning-chakra-barrier", daemon=True).start()
 
     def _reduce(self, values: list[int], operation: Any) -> list[int]:
         tensor = torch.tensor(values, dtype=torch.int64, device="cpu")
@@ -153,20 +151,26 @@ class GlooBarrier:
 
     def _arrive(self) -> None:
         """Leave this rank's number in the store, for those who want to know whom they wait for."""
-        # Only requests without an answer: a store behind a broken link would keep the training waiting for one.
-        with contextlib.suppress(RuntimeError):  # the barrier itself does not need the store
-            if self._rank == 0:
-                # The other key was last read in the barrier before, and is next written once this one is over.
-                self._store.set(_arrivals(self._entered + 1), b"")
-            self._store.append(_arrivals(self._entered), _NUMBER.pack(self._rank))
+        if self._rank == 0:
+            # The other key was last read in the barrier before, and is next written once this one is over.
+            self._tell(lambda store: store.set(_arrivals(self._entered + 1), b""))
+        self._tell(lambda store: store.append(_arrivals(self._entered), _NUMBER.pack(self._rank)))
+
+    def _tell(self, request: Callable[[Any], None]) -> None:
+        """Send the store a request without an answer; one with an answer can take minutes behind a broken link."""
+        # A look-up that got no answer still holds the connection, and another request would wait behind it.
+        if not self._silent:
+            with contextlib.suppress(RuntimeError):  # the barrier itself does not need the store
+                request(self._store)
 
     def _notes(self) -> tuple[list[int], list[int]] | None:
         """The ranks missing at the current barrier and those that gave up waiting; ``None`` if the store is silent."""
+        if self._silent:
+            return None
         found: list[tuple[list[int], list[int]]] = []
         store, key = self._store, _arrivals(self._entered)
 
         def look() -> None:
-            # In a thread because a store behind a broken link answers only after minutes, if ever.
             with contextlib.suppress(RuntimeError, struct.error):
                 arrived, gave_up = ({rank for (rank,) in _NUMBER.iter_unpack(store.get(k))} for k in (key, _GAVE_UP))
                 found.append(([rank for rank in range(self._world_size) if rank not in arrived], sorted(gave_up)))
@@ -174,6 +178,7 @@ class GlooBarrier:
         thread = threading.Thread(target=look, name="lightning-chakra-store", daemon=True)
         thread.start()
         thread.join(_STORE_PATIENCE)
+        self._silent = not found
         return found[0] if found else None
 
     def _say_who_is_missing(self, what: str, waited: float) -> None:
@@ -186,14 +191,21 @@ class GlooBarrier:
 
     def _explain(self, what: str, waited: float, reason: str) -> str:
         timed_out = waited >= self._timeout
-        missing, gave_up = self._notes() or ([], [])
+        if timed_out:
+            self._tell(lambda store: store.append(_GAVE_UP, _NUMBER.pack(self._rank)))
+        notes = self._notes()
+        missing, gave_up = notes or ([], [])
         advice = (
             f"If they are only slow, raise `barrier_timeout` (now {self._timeout:g} s) or record less (`active`, "
             "`collect_shapes`, `collect_callstack`)"
         )
         if timed_out:
-            with contextlib.suppress(RuntimeError):
-                self._store.append(_GAVE_UP, _NUMBER.pack(self._rank))
+            if notes is not None and not missing:
+                return (
+                    f"rank {self._rank} waited {waited:.0f} s at the barrier before the flush, though all ranks came "
+                    "to it: the network between them seems broken. `barrier_timeout` (now "
+                    f"{self._timeout:g} s) ended the wait"
+                )
             who = f"ranks [{format_ranks(missing)}]" if missing else "the other ranks"
             return (
                 f"rank {self._rank} waited {waited:.0f} s for {who} to {what} before the flush; they did not arrive. "

@@ -6,6 +6,7 @@ decided here, without Lightning.
 
 import atexit
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,6 +29,10 @@ _BACKLOG = 3  # windows waiting for the writer before the user is told
 
 _WINDOW_LOST = "Nothing of this window is kept; the training goes on."
 _MARK_LOST = "A mark of the trace is missing or wrong; the training goes on."
+
+# Lightning answers SIGTERM with a collective on the group that trains. In the middle of an export, or of the wait for
+# one, it would meet nobody there until that group's timeout ends the job: the answer waits until all have met.
+_meeting = deferred_signals(signal.SIGTERM)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -151,6 +156,7 @@ class ProfilingSession:
             self._told_too_short = True
             warn(_too_short(self._schedule, steps, certain=False))
 
+    @_meeting
     def finish(self) -> Total:
         """The training ended well: save a window cut short, wait for the writer and for the other ranks."""
         if self._open:
@@ -198,6 +204,7 @@ class ProfilingSession:
             self._recording = None
         self._drop_barrier()
 
+    @_meeting
     def _close_window(self, *, partial: bool) -> None:
         """Export, meet the other ranks, flush in the background. Every rank comes here after the same step."""
         self._open = False

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import pickle
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 from lightning_chakra import barrier, callback, recorder
 from lightning_chakra.barrier import GlooBarrier
+from lightning_chakra.layout import RawWindow
 from lightning_chakra.observer import ExecutionTrace
 from lightning_chakra.private_torch import KinetoProfile
 from lightning_chakra.writer import TraceWriter
@@ -26,13 +28,16 @@ SCHEDULE: dict[str, Any] = {"wait": 1, "warmup": 1, "active": 2, "collect_chakra
 
 
 def rank() -> int:
-    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))
+    """Global rank; there is one rank per node, or one node."""
+    return int(os.environ.get("RANK", int(os.environ["NODE_RANK"]) + int(os.environ["LOCAL_RANK"])))
 
 
 def _hold(marker: Path, seconds: float) -> None:
     """Take ``seconds`` with the GIL held, as torch's own export does."""
     marker.touch()
-    ctypes.PyDLL(None).sleep(int(seconds))
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:  # a signal ends the call
+        ctypes.PyDLL(None).usleep(int(min(left, 0.9) * 1e6))
 
 
 def slow_kineto(marker: Path, seconds: float) -> None:
@@ -58,23 +63,25 @@ def slow_execution_trace(marker: Path, seconds: float) -> None:
 
 
 def slow_writer(marker: Path, seconds: float) -> None:
-    """Compressing takes ``seconds`` longer, without the GIL."""
+    """Publishing takes ``seconds`` longer, without the GIL."""
 
     class Slow(TraceWriter):
-        def _compress(self, raw: str, destination: str) -> None:
+        def _publish_window(self, window: RawWindow) -> None:
             marker.touch()
             time.sleep(seconds)
-            super()._compress(raw, destination)
+            super()._publish_window(window)
 
     callback.TraceWriter = Slow  # type: ignore[misc]
 
 
-def told_barrier() -> None:
-    """Print each collective of the barrier when it is entered."""
+def told_barrier(marker: Path | None) -> None:
+    """Print each collective of the barrier when it is entered, and leave a file beside ``marker`` at a wait."""
 
     class Told(GlooBarrier):
         def wait(self, what: str) -> None:
             print("COLLECTIVE wait", what, flush=True)
+            if marker is not None:
+                marker.with_name(f"waiting-{rank()}").touch()
             super().wait(what)
 
         def _reduce(self, values: list[int], operation: Any) -> list[int]:
@@ -133,12 +140,22 @@ def train(
     if slow is not None and rank() == slow_rank:
         assert marker is not None
         slow(marker, seconds)
-    told_barrier()
+    if callback.GlooBarrier is GlooBarrier:  # not replaced by a faulty one
+        told_barrier(marker)
     common: dict[str, Any] = {"process_group_backend": "gloo", "timeout": timedelta(seconds=group_timeout)}
     strategy: Any = ModelParallelStrategy(**common) if sharded else DDPStrategy(**common)
     trainer = {"devices": ranks // num_nodes, "num_nodes": num_nodes, "strategy": strategy}
-    trainer["callbacks"] = [MeetsAtTheEnd()]
+    trainer |= {"callbacks": [MeetsAtTheEnd()], "limit_train_batches": batches}
     return programs.train({**SCHEDULE, **arguments}, trainer, (Sharded if sharded else model)(batches))
+
+
+def train_in_namespace(arguments: dict[str, Any], **fit: Any) -> dict[str, Any]:
+    """:func:`train` in the network namespace named by ``NETWORK``."""
+    with open(os.environ["NETWORK"]) as namespace:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(namespace.fileno(), 0x40000000):  # CLONE_NEWNET
+            raise OSError(ctypes.get_errno(), "setns")
+    return train(arguments, **fit)
 
 
 def train_without_agreement(arguments: dict[str, Any], part: str) -> dict[str, Any]:
@@ -155,6 +172,51 @@ def train_without_agreement(arguments: dict[str, Any], part: str) -> dict[str, A
         else:
             callback.storage.entries = fail
     return train(arguments, group_timeout=30)
+
+
+def _group(timeout: float) -> GlooBarrier:
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = os.environ["LOCAL_RANK"], os.environ["RANKS"]
+    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+    return GlooBarrier(timeout)
+
+
+def meet_once(folder: Path) -> str:
+    """Wait at a first barrier, to which rank 2 never comes; what the barrier says."""
+    meeting = _group(600)
+    (folder / f"ready-{rank()}").touch()
+    if rank() == 2:
+        signal.pause()
+    try:
+        meeting.wait("export step 1")
+    except barrier.BarrierError as error:
+        return str(error)
+    finally:
+        meeting.close()
+    return "passed"
+
+
+def _own() -> tuple[int, int]:
+    """Sockets and threads of this process, those of C++ among them."""
+    descriptors = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    sockets = [path for path in descriptors if os.path.islink(path) and os.readlink(path).startswith("socket:")]
+    return len(sockets), len(os.listdir("/proc/self/task"))
+
+
+def open_and_close() -> dict[str, tuple[int, int]]:
+    """Sockets and threads before, during and after the life of a barrier."""
+    first = _group(60)
+    torch.distributed.barrier()  # the default group has all it will ever have
+    first.close()
+    torch.distributed.barrier()
+    before = _own()
+    meeting = GlooBarrier(60)
+    meeting.maximum(1)
+    meeting.wait("export step 1")
+    during = _own()
+    torch.distributed.barrier()
+    meeting.close()
+    torch.distributed.barrier()
+    return {"before": before, "during": during, "after": _own()}
 
 
 if __name__ == "__main__":

@@ -69,7 +69,11 @@ def _start(job: Job, folder: Path) -> list[harness.Rank]:
         **job.fit,
     )
     arguments = {"dirpath": folder / "out", "profile_ranks": job.profiled, **job.arguments}
-    return harness.run(program, arguments, ranks=job.ranks, env={"TMPDIR": str(folder)}, timeout=_LIMIT)
+    # a temporary folder for each rank: what one has left at its end is not another one's
+    own = [{"TMPDIR": str(folder / f"tmp-{rank}")} for rank in range(job.ranks)]
+    for env in own:
+        Path(env["TMPDIR"]).mkdir()
+    return harness.run(program, arguments, ranks=job.ranks, per_rank_env=own, timeout=_LIMIT)
 
 
 def _torchrun(folder: Path) -> list[harness.Rank]:
