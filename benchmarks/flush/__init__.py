@@ -1,1 +1,1 @@
-"""The figures of docs/cost.md, one module each: `python -m benchmarks.flush.stall`, or all: `python -m benchmarks.flush`."""
+"""The figures of docs/cost.md, a module each: `python -m benchmarks.flush.stall`; all: `python -m benchmarks.flush`."""
