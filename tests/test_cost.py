@@ -1,22 +1,21 @@
 """What the callback must not cost: work on idle steps, memory, and silence while the writer keeps a fit waiting."""
 
-import fcntl
 import os
-import pty
 import struct
 import sys
-import termios
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch import Callback
 
-from lightning_chakra import ChakraProfilerCallback, session
+from lightning_chakra import ChakraProfilerCallback, private_torch, session
 from lightning_chakra.layout import RawTrace, RawWindow
 from lightning_chakra.writer import TraceWriter
-from tests import harness, programs
+from tests import harness, programs, reading
 
 FAR = 10**9
 
@@ -101,6 +100,62 @@ def test_a_rank_that_is_not_profiled_calls_no_more(out: Path) -> None:
         assert blocks < 10
 
 
+class Deep(programs.Model):
+    """Many tiny operators: some 2 MB of raw Kineto file in each step."""
+
+    def __init__(self) -> None:
+        super().__init__(16)
+        self.layer = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(300)))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0, foreach=False)
+
+
+class ResidentMemory(Callback):
+    """Resident memory in KiB at the start of each batch."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.seen.append(_status("VmRSS"))
+
+
+def memory_around_a_window(folder: str) -> list[int]:
+    watch = ResidentMemory()
+    programs.train({"dirpath": folder, "wait": 2, "active": 10}, {"callbacks": [watch]}, Deep())
+    return watch.seen
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_window_gives_its_memory_back_within_a_step(out: Path) -> None:
+    (seen,) = harness.succeed(harness.run(memory_around_a_window, str(out)))
+    before, after = seen[2], seen[14]  # the window is steps 3 to 12
+    assert after / before < 1.10, seen
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"record_shapes": True, "profile_memory": True, "with_flops": True, "with_modules": True}]
+)
+def test_trace_only_leaves_nothing_out_of_the_file(tmp_path: Path, options: dict[str, bool]) -> None:
+    def events(config: Any) -> Counter[Any]:
+        profiler = private_torch.KinetoProfile(experimental_config=config, **options)
+        profiler.prepare_trace()
+        profiler.start_trace()
+        model(torch.ones(2, 4)).sum().backward()
+        profiler.stop_trace()
+        profiler.export_chrome_trace(str(tmp_path / "kineto.json"))
+        found = reading.load(tmp_path / "kineto.json")["traceEvents"]
+        return Counter((e["ph"], e.get("cat"), e["name"], *sorted(e.get("args", {}))) for e in found)
+
+    config = private_torch.trace_only_config()
+    if config is None:
+        pytest.skip("this torch does not know it")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    model(torch.ones(2, 4)).sum().backward()
+    assert events(config) == events(None)
+
+
 def write_big(folder: str, megabytes: int, compressor: str) -> float:
     """Publish a raw file of this size; MiB by which the resident memory grew at its peak."""
     if compressor != "isal":
@@ -124,13 +179,14 @@ def write_big(folder: str, megabytes: int, compressor: str) -> float:
 
 
 def _peak_of_memory() -> Any:
-    def status(key: str) -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith(key)).split()[1])
-
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
-    before = status("VmRSS")
-    return lambda: (status("VmHWM") - before) / 1024
+    before = _status("VmRSS")
+    return lambda: (_status("VmHWM") - before) / 1024
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(key)).split()[1])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -158,6 +214,10 @@ class Slow(TraceWriter):
 
 def wait_for_slow_writer(folder: str, rank: int, terminal: bool) -> str:
     """What is shown at the end of a fit whose writer has done 40 of 100 MB and goes on once the user has been told."""
+    import fcntl
+    import pty
+    import termios
+
     raw = Path(folder, "window", "rank-0.json")
     raw.parent.mkdir()
     with raw.open("wb") as file:
@@ -189,6 +249,7 @@ BAR = "compressing traces:  40%"
 LINE = "rank {} is compressing its traces, 40 of 100 MB so far"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals")
 @pytest.mark.parametrize(
     ("rank", "terminal", "text"), [(0, True, BAR), (1, True, LINE.format(1)), (0, False, LINE.format(0))]
 )

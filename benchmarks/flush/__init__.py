@@ -1,1 +1,1 @@
-"""The figures of docs/cost.md: `python -m benchmarks.flush`, or one by one: `python -m benchmarks.flush.stall`."""
+"""The figures of docs/cost.md, a module each: `python -m benchmarks.flush.stall`; all: `python -m benchmarks.flush`."""

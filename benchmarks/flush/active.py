@@ -1,7 +1,7 @@
 """How much longer a recorded step takes, and what the execution trace does to the Kineto timeline.
 
-Step times of one loop, recorded by each kind in turn, compared with the unrecorded steps of that turn. Shapes and
-stacks are options of Kineto; they change nothing in the execution trace.
+Step times of one loop, recorded by each kind in turn and compared with the unrecorded steps of the same turn. Shapes
+and stacks are options of Kineto; they change nothing in the execution trace.
 """
 
 import json
