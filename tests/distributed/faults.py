@@ -29,15 +29,17 @@ SCHEDULE: dict[str, Any] = {"wait": 1, "warmup": 1, "active": 2, "collect_chakra
 
 def rank() -> int:
     """Global rank; there is one rank per node, or one node."""
-    return int(os.environ.get("RANK", int(os.environ["NODE_RANK"]) + int(os.environ["LOCAL_RANK"])))
+    if "RANK" in os.environ:
+        return int(os.environ["RANK"])
+    return int(os.environ["NODE_RANK"]) + int(os.environ["LOCAL_RANK"])
 
 
 def _hold(marker: Path, seconds: float) -> None:
-    """Take ``seconds`` with the GIL held, as torch's own export does."""
+    """Take ``seconds`` with the GIL held, as torch's own export does, or until a file ``release`` lies beside."""
     marker.touch()
     until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:  # a signal ends the call
-        ctypes.PyDLL(None).usleep(int(min(left, 0.9) * 1e6))
+    while time.monotonic() < until and not marker.with_name("release").exists():
+        ctypes.PyDLL(None).usleep(100_000)
 
 
 def slow_kineto(marker: Path, seconds: float) -> None:

@@ -104,14 +104,20 @@ def test_the_first_barrier_notices_a_dead_rank_on_every_other_one(tmp_path: Path
 def test_an_interrupted_wait_ends_at_once(out: Path, tmp_path: Path) -> None:
     """Also at the end of the interpreter: nothing there waits for the barrier's timeout."""
     marker = tmp_path / "marker"
-    program = partial(faults.train, slow=faults.slow_kineto, marker=marker, seconds=14)
+    program = partial(faults.train, slow=faults.slow_kineto, marker=marker, seconds=60)
+
+    def interrupt(processes: list[Any]) -> None:
+        processes[1].send_signal(signal.SIGINT)
+        processes[1].wait(20)  # while rank 0 still exports
+        (tmp_path / "release").touch()
+
     results = harness.run(
         program,
         {"dirpath": out, "profile_ranks": [0]},
         ranks=2,
         fresh=True,
         timeout=45,
-        while_running=_when_exporting(marker, _interrupt, waiting=1),
+        while_running=_when_exporting(marker, interrupt, waiting=1),
     )
     shown = harness.describe(results)
     assert results[1].exitcode == 1, shown
@@ -120,15 +126,10 @@ def test_an_interrupted_wait_ends_at_once(out: Path, tmp_path: Path) -> None:
     assert "chakra/rank-0.json.gz" in _whole(out)
 
 
-def _interrupt(processes: list[Any]) -> None:
-    processes[1].send_signal(signal.SIGINT)
-    processes[1].wait(10)  # while rank 0 still exports
-
-
 def test_sigterm_on_all_ranks_in_the_flush_saves_the_traces(out: Path, tmp_path: Path) -> None:
     """As before a preemption. Lightning's handler enters a collective, in which the ranks have to meet."""
     marker = tmp_path / "marker"
-    program = partial(faults.train, slow=faults.slow_kineto, marker=marker)
+    program = partial(faults.train, slow=faults.slow_kineto, marker=marker, seconds=8)
 
     def terminate(processes: list[Any]) -> None:
         for process in processes:
