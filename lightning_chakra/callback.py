@@ -20,11 +20,12 @@ from lightning_chakra.messages import info, warn
 from lightning_chakra.ranks import format_ranks, parse_ranks, resolve_ranks
 from lightning_chakra.recorder import RecordOptions, TraceRecorder
 from lightning_chakra.schedule import ProfileSchedule
-from lightning_chakra.scratch import Scratch, leftovers
+from lightning_chakra.scratch import Scratch, leftovers, owner_rank, windows
 from lightning_chakra.session import ProfilingSession, Recording, Total
-from lightning_chakra.writer import TraceWriter, describe_error
+from lightning_chakra.writer import TraceWriter, check_complete, describe_error
 
 _GIB = 1 << 30
+_UNREADABLE = 1 << 30  # in place of the number of a run, more than any folder holds
 
 
 class ChakraProfilerCallback(Callback):
@@ -37,8 +38,8 @@ class ChakraProfilerCallback(Callback):
     Args:
         dirpath: Output folder, a local path or an fsspec URL. ``None``: the logger's folder (``trainer.log_dir``), else
             ``trainer.default_root_dir``.
-        profile_ranks: Global ranks to profile; empty means all. A list, or a string as ``taskset --cpu-list`` takes it:
-            ``"0,8-15"``, ``"0-255:8"``.
+        profile_ranks: Global ranks to profile; empty means all. A list, a single rank, or a string as
+            ``taskset --cpu-list`` takes it: ``"0,8-15"``, ``"0-255:8"``.
         skip_first: Steps to leave alone once at the start of a fit.
         wait: Idle steps at the start of each cycle.
         warmup: Steps of each cycle during which the profiler is prepared and records nothing.
@@ -77,7 +78,7 @@ class ChakraProfilerCallback(Callback):
         self,
         dirpath: str | os.PathLike[str] | None = None,
         *,
-        profile_ranks: list[int] | str = [],  # noqa: B006  # never changed, and shown as it is in help texts
+        profile_ranks: list[int] | int | str = [],  # noqa: B006  # never changed, and shown as it is in help texts
         skip_first: int = 0,
         wait: int = 9,
         warmup: int = 1,
@@ -123,14 +124,18 @@ class ChakraProfilerCallback(Callback):
 
     @property
     def traces(self) -> list[PublishedTrace]:
-        """The files that this rank published, oldest first. Complete when ``fit`` has returned."""
+        """The files that this rank published, oldest first. Complete when ``fit`` has returned.
+
+        A launcher that spawns all ranks (``ddp_spawn``) leaves it empty in the process that called ``fit``: that one is
+        no rank.
+        """
         return list(self._traces)
 
     def __getstate__(self) -> dict[str, Any]:
         # What is alive during a fit belongs to this process and to this object. Lightning leaves two methods of the
         # module on every callback, and with them the whole model would travel.
         state = {name: value for name, value in self.__dict__.items() if name not in ("log", "log_dict")}
-        return {**state, "_profiling": None}
+        return {**state, "_profiling": None, "_traces": self.traces}
 
     @override
     def setup(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", stage: str) -> None:
@@ -141,10 +146,15 @@ class ChakraProfilerCallback(Callback):
         _refuse_second_owner(trainer)
         # log_dir is a broadcast: it is asked for on every rank, and here
         dirpath = storage.absolute(self.dirpath or trainer.log_dir or trainer.default_root_dir)
+        try:
+            storage.check(dirpath)
+        except ValueError as error:
+            raise MisconfigurationException(f"`ChakraProfilerCallback` cannot write to {dirpath}: {error}") from error
         barrier, root = self._meet_others(trainer, dirpath)
         if barrier is None:
             return
         layout = TraceLayout(root, folder_per_window=self.schedule.repeat != 1)
+        self._tell_leftovers(trainer)
         recording = self._recording(trainer, layout, profiled) if trainer.global_rank in profiled else None
         session = ProfilingSession(
             rank=trainer.global_rank,
@@ -254,6 +264,9 @@ class ChakraProfilerCallback(Callback):
             f"rank {trainer.global_rank}: the ranks could not build the group on which they wait for each other "
             f"({reason or 'another rank has the reason'}). Nothing is recorded in this fit. If the machines have "
             "several networks, set GLOO_SOCKET_IFNAME to the interface that they share."
+            if barrier is None
+            else f"rank {trainer.global_rank}: the ranks could not agree on a folder below {dirpath} "
+            f"({reason or 'another rank has the reason'}). Nothing is recorded in this fit."
         )
         if self.on_error == "raise":
             raise RuntimeError(message)
@@ -265,15 +278,23 @@ class ChakraProfilerCallback(Callback):
             return GlooBarrier(self.barrier_timeout)
         return StrategyBarrier(trainer.strategy.barrier, trainer.strategy.broadcast)
 
+    def _tell_leftovers(self, trainer: "pl.Trainer") -> None:
+        """Warn of what killed processes left in the scratch folder, on one rank of this machine each."""
+        for folder in leftovers(self._scratch_parent()):
+            if owner_rank(folder) % max(1, trainer.num_devices) == trainer.local_rank:
+                warn(
+                    f"rank {trainer.global_rank}: an earlier process ended before it published its traces; in {folder} "
+                    f"are {_describe_leftover(folder)}. `lightning-chakra recover {folder}` publishes what is "
+                    "complete, removing the folder forgets it."
+                )
+
+    def _scratch_parent(self) -> str | None:
+        return None if self.scratch_dir is None else storage.absolute(self.scratch_dir)
+
     def _recording(self, trainer: "pl.Trainer", layout: TraceLayout, profiled: Sequence[int]) -> Recording:
         rank = trainer.global_rank
-        for folder in leftovers(self.scratch_dir):
-            warn(
-                f"rank {rank}: an earlier process ended before it published its traces; its raw files are in {folder}. "
-                f"`lightning-chakra recover {folder}` publishes them, removing the folder forgets them."
-            )
         kinds: tuple[Kind, ...] = ("kineto", "chakra") if self.options.execution_trace else ("kineto",)
-        scratch = Scratch(self.scratch_dir, rank, layout, kinds)
+        scratch = Scratch(self._scratch_parent(), rank, layout, kinds)
         recorder = TraceRecorder(self.options, scratch, self._metadata(trainer, profiled))
         published: list[PublishedTrace] = []
 
@@ -324,8 +345,9 @@ class ChakraProfilerCallback(Callback):
         partial = f", {total.partial} of them of a window cut short" if total.partial else ""
         lost = f"; {total.lost} could not be written, see the warnings" if total.lost else ""
         return (
-            f"wrote {total.files} traces{partial}, {_size(total.bytes)}, to {root}{lost}. Open those in "
-            f"pytorch_profile with https://ui.perfetto.dev, or ask `lightning-chakra summary {root}`"
+            f"wrote {total.files} {'trace' if total.files == 1 else 'traces'}{partial}, {_size(total.bytes)}, to "
+            f"{root}{lost}. Open those in pytorch_profile with https://ui.perfetto.dev, or ask "
+            f"`lightning-chakra summary {root}`"
         )
 
     def _most_steps(self, trainer: "pl.Trainer") -> int | None:
@@ -355,15 +377,25 @@ class _Profiling:
 
 
 def _free_run_folder(dirpath: str, barrier: FlushBarrier, rank: int) -> str:
-    """The first of ``dirpath``, ``run-1``, ``run-2``, ... that holds no traces on any rank."""
+    """The first of ``dirpath``, ``run-1``, ``run-2``, ... that holds no traces on any rank.
+
+    Raises:
+        OSError: A rank cannot read the folder. It is raised on all of them.
+    """
     index = 0
     while True:
         free = index
-        # One look is enough where all ranks see the same store; a local folder may differ from machine to machine.
-        if rank == 0 or not is_url(dirpath):
-            while is_occupied(storage.entries(run_folder(dirpath, free))):
-                free += 1
+        fault: Exception | None = None
+        try:
+            # One look is enough where all ranks see the same store; a local folder may differ from machine to machine.
+            if rank == 0 or not is_url(dirpath):
+                while is_occupied(storage.entries(run_folder(dirpath, free))):
+                    free += 1
+        except Exception as error:  # the others wait below: they must hear of it
+            free, fault = _UNREADABLE, error
         agreed = barrier.maximum(free)
+        if agreed == _UNREADABLE:
+            raise fault or OSError("another rank cannot read the folder")
         if agreed == index:
             return run_folder(dirpath, index)
         index = agreed
@@ -399,6 +431,19 @@ def _changes_accumulation(trainer: "pl.Trainer") -> bool:
     # by name, as above
     callbacks = _owned(trainer, "callbacks")
     return any(base.__name__ == "GradientAccumulationScheduler" for c in callbacks for base in type(c).__mro__)
+
+
+def _describe_leftover(folder: str) -> str:
+    found = []
+    for window in windows(folder):
+        for file in window.files:
+            state = _size(os.path.getsize(file.path))
+            try:
+                check_complete(file)
+            except (ValueError, OSError):
+                state += ", not complete"
+            found.append(f"{os.path.relpath(file.path, folder)} ({state})")
+    return ", ".join(found) or "no raw files"
 
 
 def _owned(trainer: "pl.Trainer", name: str) -> Any:

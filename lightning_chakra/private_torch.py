@@ -58,7 +58,7 @@ def gloo_group(name: str, timeout: float) -> tuple[Any, Any]:
 
     Args:
         name: Prefix of its keys in the store of the default group, the same on all ranks.
-        timeout: Of each collective, in seconds.
+        timeout: Of building the group and of each collective, in seconds.
 
     Returns:
         The group and a store on a connection of its own, so that nobody waits behind our look-ups.
@@ -72,6 +72,12 @@ def gloo_group(name: str, timeout: float) -> tuple[Any, Any]:
     options._timeout = timedelta(seconds=timeout)
     options._devices = _gloo_devices(gloo)
     return gloo(store, torch.distributed.get_rank(), torch.distributed.get_world_size(), options), store
+
+
+def set_group_timeout(group: Any, timeout: float) -> None:
+    """Let the collectives of a group of :func:`gloo_group` take ``timeout`` seconds from now on."""
+    # not through the options of a barrier: torch 2.6 ignores their timeout
+    group._set_default_timeout(timedelta(seconds=timeout))
 
 
 def reduce_in_place(group: Any, tensor: torch.Tensor, operation: Any, timeout: float) -> None:

@@ -1,11 +1,9 @@
 """Driving torch's profiler: from step marks to a pair of raw files. Nothing here waits for another rank."""
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +12,7 @@ import torch
 from torch.profiler import record_function
 
 from lightning_chakra.layout import RawWindow
+from lightning_chakra.memory import many_frees
 from lightning_chakra.observer import ExecutionTrace, ObserverError
 from lightning_chakra.private_torch import (
     NOBODY,
@@ -68,6 +67,7 @@ class TraceRecorder:
         self._lost = False
         self.problems: list[str] = []
         """What could not be recorded although the window goes on; the owner takes and tells it."""
+        self._finished: RawWindow | None = None
 
     @property
     def recording(self) -> bool:
@@ -111,29 +111,34 @@ class TraceRecorder:
         if self._live is not None:
             self._live.leave(name)
 
-    def close(self, partial: bool) -> RawWindow | None:
+    def close(self, partial: bool) -> None:
         """End the window: stop, finish the execution trace, export. Blocks as long as torch takes for that.
 
-        Returns:
-            The raw files, or ``None`` if nothing was recorded.
+        :meth:`take` has the raw files. They are not returned: the ``KeyboardInterrupt`` of a Ctrl-C during the export
+        is raised at its end, and a return value would be lost by it.
         """
-        window, self._live = self._live, None
-        self._lost = False
-        if window is None:
-            return None
         with deferred_signals():
-            return window.close(partial, self.problems)
+            window, self._live = self._live, None
+            self._lost = False
+            if window is not None:
+                self._finished = window.close(partial, self.problems)
+
+    def take(self) -> RawWindow | None:
+        """The raw files of the window that was closed last, once; ``None`` if nothing was recorded."""
+        finished, self._finished = self._finished, None
+        return finished
 
     def discard(self) -> None:
         """End the window and drop what it recorded. Never raises."""
-        window, self._live = self._live, None
-        self._lost = False
-        if window is None:
-            return
-        with deferred_signals(), contextlib.suppress(Exception):
-            window.close(True, [])
-        if window.raw is not None:
-            shutil.rmtree(window.raw.folder, ignore_errors=True)
+        with deferred_signals():
+            window, self._live = self._live, None
+            self._lost = False
+            if window is None:
+                return
+            with contextlib.suppress(Exception):
+                window.close(True, [])
+            if window.raw is not None:
+                shutil.rmtree(window.raw.folder, ignore_errors=True)
 
 
 class _Window:
@@ -233,8 +238,8 @@ class _Window:
         except Exception as error:
             problems.append(f"no Kineto trace of this window: {error}")
             kept.pop("kineto", None)
-        del self._profile
-        _give_memory_back()
+        with many_frees():
+            del self._profile
         raw = dataclasses.replace(raw, files=tuple(kept.values()))
         if not raw.files:
             shutil.rmtree(raw.folder, ignore_errors=True)
@@ -286,10 +291,3 @@ def _profile(options: RecordOptions) -> Any:
 
 def _has_process_group() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def _give_memory_back() -> None:
-    """Return freed memory to the system: the results of a window are several times the size of its trace."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)

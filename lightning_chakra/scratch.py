@@ -17,6 +17,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 from lightning_chakra.layout import FOLDERS, Kind, RawTrace, RawWindow, TraceLayout, window_folder
 
@@ -44,13 +45,30 @@ class Scratch:
         """Make the folders of a window and note there what they are for.
 
         Raises:
-            OSError: The folders could not be made.
+            OSError: The folders could not be made. Nothing of them is left.
         """
+        try:
+            return self._open_window(first_step)
+        except OSError as error:
+            if self._folder is not None:
+                shutil.rmtree(os.path.join(self._folder, window_folder(first_step)), ignore_errors=True)
+                self.close()
+            if error.filename is None:  # a full disk is reported without a name
+                raise OSError(error.errno, error.strerror, self.where()) from error
+            raise
+
+    def _open_window(self, first_step: int) -> RawWindow:
         if self._folder is None:
             if self._parent is not None:
                 os.makedirs(self._parent, exist_ok=True)
             self._folder = tempfile.mkdtemp(prefix=f"{_PREFIX}rank{self._rank}-", dir=self._parent)
-            owner = {"format": 1, "pid": os.getpid(), "host_name": socket.gethostname(), "rank": self._rank}
+            owner = {
+                "format": 1,
+                "pid": os.getpid(),
+                "started": _start_time(os.getpid()),
+                "host_name": socket.gethostname(),
+                "rank": self._rank,
+            }
             _write_json(os.path.join(self._folder, "owner.json"), owner)
         folder = os.path.join(self._folder, window_folder(first_step))
         files = tuple(
@@ -69,7 +87,10 @@ class Scratch:
 
     def free_bytes(self) -> int:
         """Free space where raw files go, in bytes."""
-        return shutil.disk_usage(self._parent or tempfile.gettempdir()).free
+        folder = os.path.abspath(self.where())
+        while not os.path.exists(folder):  # it appears with the first window
+            folder = os.path.dirname(folder)
+        return shutil.disk_usage(folder).free
 
     def where(self) -> str:
         """The folder that raw files go to, for messages."""
@@ -80,7 +101,7 @@ class Scratch:
         if self._folder is None:
             return
         with contextlib.suppress(OSError):
-            if os.listdir(self._folder) == ["owner.json"]:
+            if set(os.listdir(self._folder)) <= {"owner.json"}:
                 shutil.rmtree(self._folder)
         self._folder = None
 
@@ -123,18 +144,50 @@ def leftovers(parent: str | None) -> Iterator[str]:
                 yield folder
 
 
+def owner_rank(folder: str) -> int:
+    """The global rank that made a scratch folder; 0 if it does not say."""
+    try:
+        return int(_read_owner(folder)["rank"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def windows(folder: str) -> list[RawWindow]:
+    """The windows in a scratch folder that have raw files, each with those that it has."""
+    found = []
+    for name in sorted(os.listdir(folder)):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            window = read_window(os.path.join(folder, name))
+            files = tuple(file for file in window.files if os.path.isfile(file.path))
+            if files:
+                found.append(dataclasses.replace(window, files=files))
+    return found
+
+
 def _is_abandoned(folder: str) -> bool:
     try:
-        with open(os.path.join(folder, "owner.json"), encoding="utf-8") as file:
-            owner = json.load(file)
-        if owner["host_name"] != socket.gethostname() or _is_alive(int(owner["pid"])):
+        owner = _read_owner(folder)
+        if owner["host_name"] != socket.gethostname() or _is_alive(int(owner["pid"]), owner.get("started")):
             return False
         return any(name.startswith("step-") for name in os.listdir(folder))
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def _is_alive(pid: int) -> bool:
+def _read_owner(folder: str) -> dict[str, Any]:
+    with open(os.path.join(folder, "owner.json"), encoding="utf-8") as file:
+        owner = json.load(file)
+    if not isinstance(owner, dict):
+        raise ValueError(f"{folder}: owner.json holds no object")
+    return owner
+
+
+def _is_alive(pid: int, started: str | None) -> bool:
+    """Whether the process that was given ``pid`` at the time ``started`` still runs.
+
+    The number alone proves little: in a container the next run often gets the same one, and a killed process keeps its
+    number for as long as its parent does not ask how it ended.
+    """
     if os.name != "posix":  # os.kill(pid, 0) ends the process on Windows
         return True
     try:
@@ -142,8 +195,21 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True
-    return True
+        pass
+    now = _start_time(pid)
+    return started is None or now is None or now == started
+
+
+def _start_time(pid: int) -> str | None:
+    """When ``pid`` started, as boot and clock ticks since; "ended" for a zombie, ``None`` where that is not known."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        with open(f"/proc/{pid}/stat", "rb") as status:
+            fields = status.read().rpartition(b")")[2].split()  # the name before it may contain anything
+        return "ended" if fields[0] in (b"Z", b"X") else f"{boot} {int(fields[19])}"
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _write_json(path: str, content: object) -> None:

@@ -6,6 +6,7 @@ decided here, without Lightning.
 
 import atexit
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,11 +16,12 @@ from tqdm import tqdm
 from typing_extensions import ParamSpec
 
 from lightning_chakra.barrier import BarrierError, FlushBarrier
-from lightning_chakra.layout import PublishedTrace, RawWindow
+from lightning_chakra.layout import PublishedTrace
 from lightning_chakra.messages import info, warn
 from lightning_chakra.recorder import RecorderError, TraceRecorder
 from lightning_chakra.schedule import Phase, ProfileSchedule
 from lightning_chakra.scratch import Scratch
+from lightning_chakra.signals import deferred_signals
 from lightning_chakra.writer import PublishError, TraceWriter, describe_error
 
 _PATIENCE = 2.0  # seconds of waiting for the writer before the user is told
@@ -27,6 +29,10 @@ _BACKLOG = 3  # windows waiting for the writer before the user is told
 
 _WINDOW_LOST = "Nothing of this window is kept; the training goes on."
 _MARK_LOST = "A mark of the trace is missing or wrong; the training goes on."
+
+# Lightning answers SIGTERM with a collective on the group that trains. In the middle of an export, or of the wait for
+# one, it would meet nobody there until that group's timeout ends the job: the answer waits until all have met.
+_meeting = deferred_signals(signal.SIGTERM)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -150,6 +156,7 @@ class ProfilingSession:
             self._told_too_short = True
             warn(_too_short(self._schedule, steps, certain=False))
 
+    @_meeting
     def finish(self) -> Total:
         """The training ended well: save a window cut short, wait for the writer and for the other ranks."""
         if self._open:
@@ -179,7 +186,10 @@ class ProfilingSession:
             warn(str(fault))
         try:
             if self._recording is not None:
-                self._submit(self._attempt(_WINDOW_LOST, self._recording.recorder.close, True))
+                try:
+                    self._attempt(_WINDOW_LOST, self._recording.recorder.close, True)
+                finally:
+                    self._submit()
                 self._flush()
         finally:
             self.dispose()
@@ -194,16 +204,16 @@ class ProfilingSession:
             self._recording = None
         self._drop_barrier()
 
+    @_meeting
     def _close_window(self, *, partial: bool) -> None:
         """Export, meet the other ranks, flush in the background. Every rank comes here after the same step."""
         self._open = False
-        raw = None
         if self._recording is not None:
-            raw = self._attempt(_WINDOW_LOST, self._recording.recorder.close, partial)
+            self._attempt(_WINDOW_LOST, self._recording.recorder.close, partial)
         try:
             self._meet(f"export {self._window()}")
         finally:
-            self._submit(raw)
+            self._submit()
 
     def _window(self) -> str:
         return f"step {self._first}" if self._first == self.number else f"steps {self._first}-{self.number}"
@@ -240,14 +250,18 @@ class ProfilingSession:
             mine = self._attempt("The sums at the end are those of this rank.", self._barrier.total, mine) or mine
         return Total(*mine)
 
-    def _submit(self, raw: RawWindow | None) -> None:
+    def _submit(self) -> None:
+        """Hand the window that was closed last to the writer, and tell what went wrong since the last time."""
         if self._recording is None:
             return
         problems, self._recording.recorder.problems = self._recording.recorder.problems, []
         for problem in problems:
             self._fault(f"rank {self._rank}, {self._window()}: {problem}. The training goes on.")
+        with deferred_signals():
+            raw = self._recording.recorder.take()
+            if raw is not None:
+                self._recording.writer.submit(raw)
         if raw is not None:
-            self._recording.writer.submit(raw)
             backlog = self._recording.writer.backlog
             if backlog >= _BACKLOG:
                 warn(

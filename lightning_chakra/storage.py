@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,22 @@ def absolute(path: str) -> str:
     if path.startswith("file://"):
         path = path[len("file://") :]
     return path if is_url(path) else os.path.abspath(os.path.expanduser(path))
+
+
+def check(path: str) -> None:
+    """Find out whether ``path`` can be a place to write to, without touching it.
+
+    Raises:
+        ValueError: It is a URL of an unknown protocol, or the package for its protocol is not installed.
+    """
+    if not is_url(path):
+        return
+    try:
+        import fsspec
+
+        fsspec.get_filesystem_class(path.split("://", 1)[0])
+    except (ImportError, ValueError) as error:  # fsspec names the package to install
+        raise ValueError(str(error)) from error
 
 
 def entries(folder: str) -> list[str]:
@@ -53,7 +70,8 @@ def publish(target: str, scratch_folder: str, produce: Callable[[str], None]) ->
         return _upload(target, scratch_folder, produce)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     # Not ".json" or ".gz" at the end: readers such as HolisticTraceAnalysis open every such file of the folder.
-    part = f"{target}.{os.getpid()}.part"
+    # Not by process id: in a container the next run often has the same one, and this one may have been killed here.
+    part = f"{target}.{uuid.uuid4().hex[:8]}.part"
     try:
         produce(part)
         size = _sync(part)

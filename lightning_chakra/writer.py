@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from lightning_chakra import storage
 from lightning_chakra.layout import Kind, PublishedTrace, RawTrace, RawWindow
+from lightning_chakra.mend import Mender
 
 PIECE = 1 << 20
 """Bytes handed to the compressor at a time: it gives up the GIL for each piece."""
@@ -94,34 +95,42 @@ class TraceWriter:
         return errors
 
     def _publish_window(self, window: RawWindow) -> None:
-        published = [self._publish(window, file) for file in window.files]
-        if all(published):
+        mender = Mender()
+        # The execution trace first: it has the names that Kineto could not write.
+        order = sorted(window.files, key=lambda file: file.kind != "chakra")
+        published = {file.kind: self._publish(window, file, mender) for file in order}
+        for file in window.files:
+            trace = published[file.kind]
+            if trace is not None:
+                self._on_published(trace)
+        if all(published.values()):
             shutil.rmtree(window.folder, ignore_errors=True)
 
-    def _publish(self, window: RawWindow, file: RawTrace) -> bool:
+    def _publish(self, window: RawWindow, file: RawTrace, mender: Mender) -> PublishedTrace | None:
         try:
             check_complete(file)
-            size = storage.publish(file.target, window.folder, lambda part: self._compress(file.path, part))
+            size = storage.publish(file.target, window.folder, lambda part: self._compress(file, part, mender))
             os.remove(file.path)
-            self._on_published(
-                PublishedTrace(file.kind, window.first_step, window.last_step, file.target, size, window.partial)
-            )
         except Exception as error:  # a thread has nobody above it: whatever it is, it is told by the owner
             with self._lock:
                 self._errors.append(PublishError(window, file, describe_error(error)))
-            return False
-        return True
+            return None
+        return PublishedTrace(file.kind, window.first_step, window.last_step, file.target, size, window.partial)
 
-    def _compress(self, raw: str, destination: str) -> None:
-        with open(raw, "rb", buffering=0) as source, open(destination, "xb") as sink:
-            with _open_gzip(sink) as compressed:
-                while piece := source.read(PIECE):
-                    compressed.write(piece)
-                    self._done += len(piece)
-            expected = source.tell()
-        with open(destination, "rb") as sink:
-            sink.seek(-4, os.SEEK_END)
-            (length,) = struct.unpack("<I", sink.read(4))
+    def _compress(self, raw: RawTrace, destination: str, mender: Mender) -> None:
+        expected = 0
+        with (
+            open(raw.path, "rb", buffering=0) as source,
+            open(destination, "xb") as sink,
+            _open_gzip(sink) as compressed,
+        ):
+            for part, consumed in mender.read(source, raw.kind, PIECE):
+                compressed.write(part)
+                expected += len(part)
+                self._done += consumed
+        with open(destination, "rb") as written:
+            written.seek(-4, os.SEEK_END)
+            (length,) = struct.unpack("<I", written.read(4))
         if length != expected % (1 << 32):
             raise OSError(f"the compressed file holds {length} of {expected} bytes (modulo 2^32)")
 

@@ -4,10 +4,17 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests import preload  # noqa: F401  # sets OMP_NUM_THREADS before torch is loaded anywhere
 from tests.police import offences
+
+# Speed is not what the tests are about, and the machine may be busy.
+hypothesis.settings.register_profile(
+    "any speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any speed")
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 import faulthandler
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import socket
@@ -20,6 +21,7 @@ TESTS = Path(__file__).parent
 # Forking from a server that has everything loaded starts a rank in a tenth of a second instead of ten.
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["tests.preload"])
+multiprocessing.util.get_temp_dir()  # made now, so that it is not in the folder of the first test that forks
 
 
 @dataclass(frozen=True)

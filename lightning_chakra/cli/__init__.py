@@ -15,7 +15,7 @@ from types import ModuleType
 from jsonargparse import ArgumentParser
 
 from lightning_chakra._version import __version__
-from lightning_chakra.cli.errors import EXIT_USAGE, CommandError
+from lightning_chakra.cli.errors import EXIT_USAGE, EXIT_WRONG, CommandError
 
 COMMANDS = ("check", "summary", "merge", "convert", "recover")
 
@@ -27,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments without the program's name; ``None``: those of the process.
 
     Returns:
-        0 only if all is well, 1 if something is wrong with the traces, 2 if the command was used wrongly.
+        0 only if all is well, 1 if something is wrong with the traces or the disk, 2 if the command was used wrongly;
+        130 after Ctrl-C and 141 if the reader of the output went away, as shells have it.
     """
     parser, commands = _build_parser()
     try:
@@ -39,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(_one_line(error), error.exit_code)
     except BrokenPipeError:  # the reader of our output, `head` for instance, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 128 + 13  # what a shell gives for a program that SIGPIPE ended
+    except OSError as error:  # a folder that must not be read, a full disk
+        return _fail(_one_line(error), EXIT_WRONG)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
 

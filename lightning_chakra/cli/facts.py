@@ -65,8 +65,9 @@ class ChakraFacts:
         steps: Numbers of its ``ProfilerStep`` nodes, ascending.
         nodes: Number of nodes.
         repeated_ids: How many nodes have the id of another.
-        orphans: How many nodes have a parent that is not there.
-        examples: A few ids of those.
+        orphans: How many parents are not there.
+        repeated: A few of the ids that repeat.
+        orphaned: A few nodes without their parent.
     """
 
     name: str
@@ -77,7 +78,8 @@ class ChakraFacts:
     nodes: int = 0
     repeated_ids: int = 0
     orphans: int = 0
-    examples: list[int] = field(default_factory=list)
+    repeated: list[int] = field(default_factory=list)
+    orphaned: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -134,7 +136,7 @@ def _read_chakra(path: str, facts: ChakraFacts, node_names: dict[int, str]) -> N
             facts.nodes += 1
             if node.id in ids:
                 facts.repeated_ids += 1
-                _note(facts.examples, node.id)
+                _note(facts.repeated, node.id)
             ids.add(node.id)
             if node.parent_id is not None:
                 parents.setdefault(node.parent_id, node.id)
@@ -145,7 +147,7 @@ def _read_chakra(path: str, facts: ChakraFacts, node_names: dict[int, str]) -> N
     for parent, child in parents.items():
         if parent not in ids:
             facts.orphans += 1
-            _note(facts.examples, child)
+            _note(facts.orphaned, child)
     head = reader.head(ChakraHead)
     facts.schema, facts.finished, facts.steps = head.schema, head.finish_ts is not None, sorted(steps)
 

@@ -4,9 +4,12 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from jsonargparse import ArgumentParser
+
+from lightning_chakra.cli.errors import EXIT_WRONG, CommandError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -33,6 +36,9 @@ def map_ranks(function: Callable[[Task], Result], tasks: Iterable[Task], jobs: i
         function: A function of a module: it is pickled.
         tasks: What it is called with.
         jobs: Processes at a time; 0 or less: one per CPU that this process may use, at most 8.
+
+    Raises:
+        CommandError: A process was killed.
     """
     todo = list(tasks)
     jobs = min(jobs if jobs > 0 else min(_cpus(), _MOST), len(todo))
@@ -41,7 +47,13 @@ def map_ranks(function: Callable[[Task], Result], tasks: Iterable[Task], jobs: i
     # Not fork: fsspec's backends keep threads and connections that do not survive it.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        return list(pool.map(function, todo))
+        try:
+            return list(pool.map(function, todo))
+        except BrokenProcessPool:
+            raise CommandError(
+                f"a process that read a trace was killed, most likely for want of memory: try fewer than --jobs {jobs}",
+                EXIT_WRONG,
+            ) from None
 
 
 def _cpus() -> int:

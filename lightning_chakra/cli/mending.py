@@ -111,7 +111,7 @@ def _missing_nodes(path: str) -> tuple[list[dict[str, Any]], int]:
                 threads[node.attr("tid")] = node.id
             if node.parent_id is not None and node.parent_id not in parents:
                 parents[node.parent_id] = node.attr("tid")
-    missing = sorted((set(parents) - ids) | ({_ROOT} - ids), reverse=True)
+    missing = sorted(set(parents) - ids, reverse=True)  # the root too: each thread names it
     return [
         _node(_PROCESS, _ROOT, _ROOT, 0)
         if id_ == _ROOT

@@ -259,8 +259,8 @@ class TraceReader(Generic[T]):
         """Decode as many entries as are there, and keep the rest.
 
         Where ``[`` + text + ``]`` is valid JSON, the text ends between two entries of the list: the guess at the
-        separator is proven by the decoding. Where it is not, the place of the error tells a wrong guess (the end of the
-        text) from bad JSON (before it).
+        separator is proven by the decoding. A wrong guess, in a string or a list within an entry, leaves the text
+        unfinished; any other error is one of the JSON itself.
         """
         for separator in separators:
             end = len(self._rest)
@@ -272,11 +272,10 @@ class TraceReader(Generic[T]):
                 try:
                     entries = self._entries.decode(b"[" + text + b"]")
                 except msgspec.DecodeError as error:
-                    place = _place(error)
                     if "trailing characters" in str(error):  # the list ended before
                         self._list_ended = True
                         return None
-                    if isinstance(error, msgspec.ValidationError) or (place is not None and place <= end):
+                    if isinstance(error, msgspec.ValidationError) or _place(error) is not None:
                         raise self._error(error, text, self._start - 1) from None
                     continue
                 _check_utf8(text, self._start)

@@ -220,19 +220,18 @@ def _contents(capture: Capture, rank: RankFacts) -> Iterator[Problem]:
 
 
 def _graph(chakra: ChakraFacts) -> Iterator[Problem]:
-    examples = ", ".join(map(str, chakra.examples))
     if chakra.repeated_ids:
         yield Problem(
             "error",
             chakra.name,
-            f"{chakra.repeated_ids} nodes with the id of another (such as {examples})",
+            f"{chakra.repeated_ids} nodes with the id of another (such as {numbers(chakra.repeated)})",
             "readers keep one node per id; forked processes that write into the same file cause this",
         )
     if chakra.orphans:
         yield Problem(
             "error",
             chakra.name,
-            f"{chakra.orphans} parents that are not there (of node {examples})",
+            f"{chakra.orphans} parents that are not there (of node {numbers(chakra.orphaned)})",
             "the tree is broken: part of the file is lost, or it was filtered",
         )
     if chakra.nodes <= 1:

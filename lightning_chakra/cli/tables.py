@@ -12,9 +12,14 @@ _WIDTH_OF_FILES = 160
 """Characters per line where the output is not a terminal."""
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # for main to handle; rich would exit with 1, which says that the traces are bad
+
+
 def console() -> Console:
     """Standard output. Nothing in what is printed is taken for markup: names of operators have brackets."""
-    return Console(
+    return _Console(
         markup=False,
         highlight=False,
         emoji=False,

@@ -96,7 +96,8 @@ class Scan:
         tracks: The threads that have events, with the number of additional rows that overlapping slices need.
         fixes: New place of slices that do not nest, by their number in the trace.
         moved: Where the slices at this time went, for the flows that begin or end at them.
-        flows: How many whole arrows there are of each identity.
+        one_ended: By category the numbers of the flows with one end: many, so 8 bytes each.
+        flows: How many whole flows there are of each other identity, where it is not one.
         steps: Start of each step, ns since 1970.
         collectives: Sequence number and end of each collective, ns since 1970.
         incomplete: Number of slices without time, process or thread.
@@ -111,6 +112,7 @@ class Scan:
     tracks: dict[Track, int] = field(default_factory=dict)
     fixes: dict[int, Fix] = field(default_factory=dict)
     moved: dict[tuple[Track, int], Fix] = field(default_factory=dict)
+    one_ended: dict[Hashable, "array[int]"] = field(default_factory=dict)
     flows: dict[tuple[Hashable, Hashable], int] = field(default_factory=dict)
     steps: dict[Hashable, int] = field(default_factory=dict)
     collectives: dict[Group, list[tuple[int | None, int]]] = field(default_factory=lambda: defaultdict(list))
@@ -171,7 +173,7 @@ def scan_trace(task: tuple[str, TraceFile]) -> Scan:
         for group, moments in scan.collectives.items()
     }
     scan.names, scan.threads = dict(scan.names), dict(scan.threads)
-    scan.flows = {(cat, id_): min(n, ends["f", cat, id_]) for (ph, cat, id_), n in ends.items() if ph == "s"}
+    _note_flows(scan, ends)
     for track, (starts, durations, numbers) in slices.items():
         # A trace with nanoseconds has nothing to round off but the last digit of start and duration.
         for position, fix in nest(starts, durations, ROUNDING_NS if whole_us else 2).items():
@@ -180,6 +182,15 @@ def scan_trace(task: tuple[str, TraceFile]) -> Scan:
             if fix.lane or fix.start != starts[position]:
                 scan.moved[track, starts[position]] = fix
     return scan
+
+
+def _note_flows(scan: Scan, ends: Mapping[tuple[str, Hashable, Hashable], int]) -> None:
+    for cat, id_ in dict.fromkeys((cat, id_) for _, cat, id_ in ends):
+        whole = min(ends["s", cat, id_], ends["f", cat, id_])
+        if whole == 0 and isinstance(id_, int):
+            scan.one_ended.setdefault(cat, array("q")).append(id_)
+        elif whole != 1:
+            scan.flows[cat, id_] = whole
 
 
 def _note_name(scan: Scan, event: _Event, args: _Args) -> None:
@@ -328,6 +339,7 @@ def _events(file: TraceFile, scan: Scan, numbers: _Numbers, shift: int) -> Itera
     """Read a trace for the second time and renumber and move its events."""
     seen: Counter[tuple[str, Hashable, Hashable]] = Counter()
     flows: dict[tuple[Hashable, Hashable, int], int] = {}
+    one_ended = {cat: set(ids) for cat, ids in scan.one_ended.items()}
     number = -1
     try:
         for events in TraceReader(file.path, "kineto", _Event):
@@ -347,7 +359,8 @@ def _events(file: TraceFile, scan: Scan, numbers: _Numbers, shift: int) -> Itera
                     cat, id_ = _known(event.cat, ""), _known(event.id, "")
                     index = seen[event.ph, cat, id_]
                     seen[event.ph, cat, id_] += 1
-                    if index >= scan.flows.get((cat, id_), 0):  # an arrow with one end, the other is not in the trace
+                    # an arrow with one end: the other is not in the trace
+                    if id_ in one_ended.get(cat, ()) or index >= scan.flows.get((cat, id_), 1):
                         continue
                     if (fix := scan.moved.get((track, start))) is not None:
                         start, lane = fix.start, fix.lane
