@@ -55,7 +55,6 @@ interop: $(INTEROP)/.installed
 
 # The suite with the oldest versions that are supported, with ones in between, and with the newest.
 compat:
-	.ci/compat 2.6.0 2.4.0
 	.ci/compat 2.9.1 2.5.6
 	.ci/compat newest newest
 
