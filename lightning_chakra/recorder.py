@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import shutil
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -147,6 +148,7 @@ class _Window:
     def __init__(self, options: RecordOptions, metadata: Mapping[str, dict[str, Any]]) -> None:
         self._options = options
         self._metadata = metadata
+        self._thread = threading.get_ident()
         self._ranges: list[tuple[str, record_function]] = []
         self._trace: ExecutionTrace | None = None
         self.raw: RawWindow | None = None
@@ -253,8 +255,11 @@ class _Window:
 
         Raises:
             RecorderError: Another one was started meanwhile. Stopping would stop that one, and exporting what it took
-                over is a segmentation fault.
+                over is a segmentation fault. Or this is the end of the interpreter while a daemon thread still trains:
+                stopping in another thread is one as well, and leaving the profiler alone is not.
         """
+        if threading.get_ident() != self._thread:
+            raise RecorderError("the training still runs in another thread, which alone could stop the profiler")
         if not is_noted(RUNNING):
             self._release()
             raise RecorderError("another profiler was started in it and ended it")
@@ -271,7 +276,7 @@ class _Window:
     def _release(self) -> None:
         """End a profiler that was prepared and never started; torch's own way out of the warmup."""
         # A note that is gone is another profiler's; so is what it left in Kineto.
-        if is_noted(PREPARED) and not profiler_enabled():
+        if threading.get_ident() == self._thread and is_noted(PREPARED) and not profiler_enabled():
             self._profile.start_trace()
             self._profile.stop_trace()
             note_owner(NOBODY)

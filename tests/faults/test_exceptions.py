@@ -291,3 +291,32 @@ class Spoiler(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.global_rank == self.rank:
             _block(self.path)
+
+
+def test_one_rank_of_two_raises(out: Path) -> None:
+    """The other one fails in a collective of the training, as it would without us; neither waits for the other."""
+    zero, one = harness.succeed(harness.run(_raise_on_rank_one, out, ranks=2, timeout=LIMIT))
+    assert one["error"] == "tests.faults.trainings.Boom: in training_step at step 4"
+    assert "Error" in zero["error"]
+    assert "barrier" not in zero["error"]
+    for rank, result in enumerate((zero, one)):
+        assert result["warnings"] == []
+        # the ranks share the temporary folder, and one may end before the other: the guard looks at it later
+        assert [offence for offence in result["offences"] if not offence.startswith("scratch")] == []
+        kineto, _ = check_pair(out, rank, [3, 4])
+        assert kineto["lightning_chakra"]["partial"] is True
+
+
+def _raise_on_rank_one(out: Path) -> dict[str, Any]:
+    rank = int(os.environ["LOCAL_RANK"])
+    return fit({**SHORT, "dirpath": out}, {"devices": 2, "strategy": "ddp"}, RaisesOnRankOne(rank))
+
+
+class RaisesOnRankOne(Raises):
+    """The same model on both ranks, and a fault on one."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__("training_step", 4 if rank == 1 else -1)
+
+    def train_dataloader(self) -> Any:
+        return Model.train_dataloader(self)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from lightning.pytorch import Callback, Trainer
 
 from tests import harness
 from tests.faults.trainings import LIMIT, PAIR, SHORT, Boom, check_files, fit, outcome
-from tests.programs import Model
-from tests.reading import check_pair, files, load
+from tests.programs import Model, train
+from tests.reading import check_pair, et_marks, files, load
 
 
 def end(program: Any, *args: Any) -> harness.Rank:
@@ -145,4 +146,34 @@ class ExitsAt(Model):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         if batch_idx == self.batch:
             sys.exit(4)
+        return super().training_step(batch, batch_idx)
+
+
+def test_daemon_thread_that_still_trains(out: Path) -> None:
+    """Only the thread that started Kineto can stop it; elsewhere that is a segmentation fault."""
+    rank = end(_train_in_daemon, out)
+    assert rank.exitcode == 0, rank.err
+    assert rank.err.count("of this window") == 1
+    assert "rank 0, steps 3-4: no Kineto trace of this window: the training still runs in another thread" in rank.err
+    assert files(out) == PAIR[:1]
+    assert et_marks(load(out / PAIR[0])) == [3, 4]
+
+
+def _train_in_daemon(out: Path) -> None:
+    model = Waits(8)
+    threading.Thread(target=train, args=({**SHORT, "dirpath": out}, {}, model), daemon=True).start()
+    assert model.inside.wait(60)
+
+
+class Waits(Model):
+    """Never ends its fifth step."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__(batches)
+        self.inside = threading.Event()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 4:
+            self.inside.set()
+            threading.Event().wait()
         return super().training_step(batch, batch_idx)

@@ -228,10 +228,13 @@ class OwnObserver(Model):
         self.path = path
         self.own: Any = None
 
+    def register(self, observer: ExecutionTraceObserver, path: str) -> None:
+        observer.register_callback(path)
+
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         if batch_idx == self.first:
             self.own = ExecutionTraceObserver()
-            self.own.register_callback(str(self.path))
+            self.register(self.own, str(self.path))
             self.own.start()
         loss = super().training_step(batch, batch_idx)
         if batch_idx == self.last:
@@ -251,6 +254,27 @@ def test_observer_registered_in_the_window(out: Path, tmp_path: Path, first: int
     (warning,) = result["warnings"]
     assert warning.startswith(f"rank 0, steps 3-4: another ExecutionTraceObserver was registered for {own}; ")
     check_files(out, result, [3, 4], partial=False)
+    check_clean(result, again)
+
+
+class HiddenObserver(OwnObserver):
+    """Registers it on a road of its own, which cannot be closed."""
+
+    def register(self, observer: ExecutionTraceObserver, path: str) -> None:
+        REGISTER(observer, path)
+
+
+REGISTER = ExecutionTraceObserver.register_callback
+
+
+@pytest.mark.parametrize("last", [3, 4])
+def test_observer_that_ends_our_trace(out: Path, tmp_path: Path, last: int) -> None:
+    again = tmp_path / "again"
+    result = fitting({**SHORT, "dirpath": out}, {}, HiddenObserver(3, last, tmp_path / "own.json"), again=again)
+    assert (result["error"], result["batches"]) == (None, 12)
+    (warning,) = result["warnings"]
+    assert warning.startswith("rank 0, steps 3-4: no whole execution trace of this window: another Execution")
+    check_only_kineto(out, result, [3, 4])
     check_clean(result, again)
 
 
