@@ -32,7 +32,7 @@ SCHEMES = {
     "barrier": "the same, then a barrier on the training group",
     "ours": "ChakraProfilerCallback",
 }
-RECORDED = 20  # steps; many short ones, since recording a long one would itself outlast the timeout
+RECORDED = 50  # steps; many short ones, since recording a long one would itself outlast the timeout
 LATER = 5  # batches after the window
 
 
@@ -192,7 +192,7 @@ def complete(out: Path) -> list[str]:
 def main() -> None:
     """All schemes, or one rank of one of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--operators", type=int, default=25_000, help="small operators per step")
+    parser.add_argument("--operators", type=int, default=4_000, help="small operators per step")
     parser.add_argument("--timeout", type=float, default=5, help="of the group that trains, in seconds")
     parser.add_argument("--rank-of", choices=SCHEMES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
