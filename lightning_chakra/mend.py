@@ -49,6 +49,9 @@ class MendError(ValueError):
     """The file is not JSON and nothing that is known of torch's writers explains how."""
 
 
+_LARGEST = 4 << 20  # bytes; longer than any event or node
+
+
 class Mender:
     """Reads the raw files of one window as strict JSON. Memory does not grow with their size.
 
@@ -84,6 +87,9 @@ class Mender:
             if cut > 0:
                 yield self._mend(block[:cut], kind), unsaid
                 unsaid = 0
+            elif len(rest) > _LARGEST:  # not what torch writes: pass it on as it is rather than hold all of it
+                yield rest, unsaid
+                rest, unsaid = b"", 0
         if rest:
             yield self._mend_end(self._mend(rest, kind), kind), unsaid
 
