@@ -49,7 +49,7 @@ class MendError(ValueError):
     """The file is not JSON and nothing that is known of torch's writers explains how."""
 
 
-_LARGEST = 4 << 20  # bytes; longer than any event or node
+_LARGEST = 2 << 20  # bytes; longer than any event or node
 
 
 class Mender:
