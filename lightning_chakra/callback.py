@@ -344,10 +344,14 @@ class ChakraProfilerCallback(Callback):
     def _describe_end(self, total: Total, root: str) -> str:
         partial = f", {total.partial} of them of a window cut short" if total.partial else ""
         lost = f"; {total.lost} could not be written, see the warnings" if total.lost else ""
+        hint = (
+            f". Open those in pytorch_profile with https://ui.perfetto.dev, or ask `lightning-chakra summary {root}`"
+            if total.kineto
+            else ""
+        )
         return (
             f"wrote {total.files} {'trace' if total.files == 1 else 'traces'}{partial}, {_size(total.bytes)}, to "
-            f"{root}{lost}. Open those in pytorch_profile with https://ui.perfetto.dev, or ask "
-            f"`lightning-chakra summary {root}`"
+            f"{root}{lost}{hint}"
         )
 
     def _most_steps(self, trainer: "pl.Trainer") -> int | None:

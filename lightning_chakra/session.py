@@ -64,6 +64,7 @@ class Total:
     bytes: int
     lost: int
     partial: int
+    kineto: int
 
 
 class ProfilingSession:
@@ -191,8 +192,15 @@ class ProfilingSession:
                 finally:
                     self._submit()
                 self._flush()
+                self._tell_saved(self._recording.published)
         finally:
             self.dispose()
+
+    def _tell_saved(self, published: list[PublishedTrace]) -> None:
+        """Somebody who interrupted a training has no other reason to look for its traces."""
+        if published:
+            paths = ", ".join(trace.path for trace in published)
+            info(f"rank {self._rank} saved its traces before the training ended early: {paths}")
 
     def dispose(self) -> None:
         """Give everything back. Not a collective. Does nothing the second time."""
@@ -237,7 +245,7 @@ class ProfilingSession:
             barrier.close()
 
     def _total(self) -> Total:
-        mine = [0, 0, 0, 0]
+        mine = [0, 0, 0, 0, 0]
         if self._recording is not None:
             published = self._recording.published
             mine = [
@@ -245,6 +253,7 @@ class ProfilingSession:
                 sum(trace.bytes for trace in published),
                 self._recording.lost,
                 sum(trace.partial for trace in published),
+                sum(trace.kind == "kineto" for trace in published),
             ]
         if self._barrier is not None:
             mine = self._attempt("The sums at the end are those of this rank.", self._barrier.total, mine) or mine

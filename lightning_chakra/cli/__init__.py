@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser.parse_args(None if argv is None else list(argv))
         return int(commands[args.command].run(args[args.command]))
     except ArgumentError as error:
-        return _fail(f"{_one_line(error)} (see lightning-chakra --help)", EXIT_USAGE)
+        return _fail(f"{_one_line(error)} (see lightning-chakra [COMMAND] --help)", EXIT_USAGE)
     except CommandError as error:
         return _fail(_one_line(error), error.exit_code)
     except BrokenPipeError:  # the reader of our output, `head` for instance, has seen enough

@@ -109,7 +109,7 @@ def find_captures(path: str) -> list[Capture]:
     root = root.rstrip("/") if is_url(root) and not root.endswith("://") else root
     parent, _, last = root.replace(os.sep, "/").rpartition("/")
     if last in FOLDERS.values() and any(_OUR_NAME.fullmatch(name) for name in storage.entries(root)):
-        root = parent
+        return [_window(parent, ".")]  # this window and none of the windows and runs beside it
     names = _entries(root, path)
     if names == [last] and last.endswith((".json", ".gz")):  # an object store lists a file as itself
         names = []

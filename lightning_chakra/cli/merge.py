@@ -64,11 +64,16 @@ def run(args: Namespace) -> int:
     return _report(output, written, scans, alignment, as_json=args.json)
 
 
+_RUN = re.compile(r"run-\d+(/|$)")
+
+
 def _choose(captures: Sequence[Capture], ranks: str) -> list[tuple[str, TraceFile]]:
     """The Kineto traces to merge with their windows' names, by rank."""
     runs = sorted({re.sub(r"(^|/)step-\d+$", "", c.name) or "." for c in captures})
     if len(runs) > 1:
-        raise CommandError(f"these are several runs, each with a timeline of its own: name one of {', '.join(runs)}")
+        beside = [FOLDERS["kineto"] if c.name == "." else c.name for c in captures if not _RUN.match(c.name)]
+        names = ", ".join(beside + [run for run in runs if run != "."])
+        raise CommandError(f"these are several runs, each with a timeline of its own: name one of the folders {names}")
     files = [(c.name, f) for c in captures for f in c.kineto]
     if not files:
         raise CommandError("there are no Kineto traces here; merge draws these, not execution traces")

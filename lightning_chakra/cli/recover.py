@@ -85,7 +85,7 @@ def run(args: Namespace) -> int:
     if args.json:
         print(json.dumps([dataclasses.asdict(outcome) for outcome in outcomes], indent=1))  # noqa: T201 - its output
     elif not outcomes:
-        print(f"nothing was left behind in {args.path}")  # noqa: T201
+        print(f"nothing was left behind in {args.path}: there is no scratch folder lightning-chakra-rank* in it")  # noqa: T201
     else:
         for outcome in outcomes:
             print(_describe(outcome))  # noqa: T201

@@ -369,7 +369,15 @@ def test_several_runs_are_refused(tmp_path, capsys):
     write(tmp_path / "d" / "run-1" / "pytorch_profile", 0, kineto(0))
     code, said, _ = merged(tmp_path, capsys)
     assert code == 2
-    assert "run-1" in said
+    assert "name one of the folders pytorch_profile, run-1" in said
+
+
+@pytest.mark.parametrize("name", ["pytorch_profile", "run-1"])
+def test_one_of_several_runs_is_named_by_its_folder(tmp_path, capsys, name):
+    write(tmp_path / "d" / "pytorch_profile", 0, kineto(0))
+    write(tmp_path / "d" / "run-1" / "pytorch_profile", 0, kineto(0))
+    assert main(["merge", str(tmp_path / "d" / name), "--output", str(tmp_path / "m.json.gz")]) == 0
+    assert "ranks 0" in capsys.readouterr().out
 
 
 def test_two_traces_of_one_rank_are_refused(tmp_path, capsys):
