@@ -112,6 +112,13 @@ class Log(Callback):
     def on_train_batch_end(self, *args: Any) -> None:
         """Count."""
         self.batches += 1
+        self._note()
+
+    def on_exception(self, *args: Any) -> None:
+        """The wait that ended in an error counts, too."""
+        self._note()
+
+    def _note(self) -> None:
         now = time.monotonic()
         self.longest, self.last = max(self.longest, now - self.last), now
         self.path.write_text(json.dumps({"batches": self.batches, "longest": self.longest}))
