@@ -3,6 +3,9 @@
 All processes share the cores, so the time on the clock grows with the work of all of them together; the processor time
 of one rank is what a cluster would see, where each rank has a core of its own. Both are printed, with a fit of the
 processor time (a + b log2 n where connections are made lazily, a + b n for the full mesh) carried on to large jobs.
+
+The server of torch's store looks up the name of each client that connects. Where name servers are slow, this waits for
+them; `unshare --net sh -c "ip link set lo up; python -m benchmarks.barrier_scaling"` measures without them.
 """
 
 import argparse
@@ -10,6 +13,7 @@ import math
 import multiprocessing
 import os
 import socket
+import statistics
 import time
 from datetime import timedelta
 from typing import Any
@@ -70,7 +74,7 @@ def measure(rank: int, size: int, port: int, eager: bool, results: Any) -> None:
 
 
 def run(size: int, eager: bool) -> Figures:
-    """One job: of each figure the largest of all ranks, of the requests the sum."""
+    """One job: the clock of the slowest rank, a typical rank's processor time and sockets, all ranks' requests."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -83,11 +87,11 @@ def run(size: int, eager: bool) -> Figures:
     for process in ranks:
         process.join(60)
     assert all(process.exitcode == 0 for process in ranks), [process.exitcode for process in ranks]
-    worst = {name: max(own[name] for own in figures) for name in figures[0]}
-    worst["requests"] = sum(own["requests"] for own in figures)
-    worst["setup_cpu"] = sum(own["setup_cpu"] for own in figures) / size
-    worst["wait_cpu"] = sum(own["wait_cpu"] for own in figures) / size
-    return worst
+    row = {name: max(own[name] for own in figures) for name in ("setup", "wait")}
+    row |= {name: statistics.mean(own[name] for own in figures) for name in ("setup_cpu", "wait_cpu")}
+    row["sockets"] = statistics.median(own["sockets"] for own in figures)  # rank 0 has those of the store's server too
+    row["requests"] = sum(own["requests"] for own in figures)
+    return row
 
 
 def fit(xs: list[float], ys: list[float]) -> tuple[float, float]:
@@ -109,13 +113,13 @@ def main() -> None:
     for size in SIZES:
         for kind, rows in table.items():
             runs = [run(size, kind == "eager") for _ in range(options.runs)]
-            row = {name: sorted(own[name] for own in runs)[len(runs) // 2] for name in runs[0]}
+            row = {name: statistics.median(own[name] for own in runs) for name in runs[0]}
             rows.append(row)
             times = " | ".join(f"{1e3 * row[name]:.2f}" for name in ("setup", "setup_cpu", "wait", "wait_cpu"))
             print(f"| {size} | {kind} | {times} | {row['sockets']:.0f} |", flush=True)
     print(f"\nThe store answered {max(row['requests'] for row in table['lazy']):,.0f} requests a second.\n")
     print("| | fit, n ranks | " + " | ".join(f"{n:,} ranks" for n in LARGE) + " |")
-    print("| --- | --- | " + "--- | " * len(LARGE))
+    print("| --- | --- |" + " --- |" * len(LARGE))
     for kind, x, text in (("lazy", math.log2, "log2 n"), ("eager", float, "n")):
         for name, unit, scale, title in (
             ("setup_cpu", "ms", 1e3, "set-up, processor time per rank"),
