@@ -70,7 +70,7 @@ def _hide(out: Path) -> Any:
 
 
 def test_swallowed_exception(out: Path) -> None:
-    rank = end(_swallow, out)
+    (rank,) = harness.run(_swallow, out, timeout=LIMIT)
     assert rank.exitcode == 0, rank.err
     assert rank.value == ("tests.faults.trainings.Boom: first", [])
     check_partial(out, [3, 4])

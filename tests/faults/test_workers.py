@@ -1,29 +1,15 @@
 """Loaders whose worker processes start inside the window."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
+from tests.faults.datasets import Marked, MarkedStream
 from tests.faults.trainings import SHORT, check_clean, check_files, fitting
 from tests.programs import Model
 from tests.reading import check_pair
-
-
-class Marked(Dataset):
-    """Runs an operator that nothing else runs, so that a node of a worker would be seen."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        item = torch.full((32,), index / 4)
-        for _ in range(100):  # more than what a worker would keep in a buffer and take with it
-            item = item.erfinv().clamp(-0.5, 0.5)
-        return item
 
 
 class Workers(Model):
@@ -42,12 +28,6 @@ class Endless(Model):
 
     def train_dataloader(self) -> Any:
         return DataLoader(MarkedStream(), num_workers=2, prefetch_factor=2, multiprocessing_context="fork")
-
-
-class MarkedStream(torch.utils.data.IterableDataset):
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        while True:
-            yield Marked()[0]
 
 
 WINDOW = {**SHORT, "wait": 1, "active": 4}  # steps 2 to 5: the workers of the second and third epoch start in it
