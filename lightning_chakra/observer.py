@@ -8,6 +8,7 @@ import contextlib
 import functools
 import gc
 import os
+import time
 import weakref
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.profiler import ExecutionTraceObserver
 _abandoned: list[ExecutionTraceObserver] = []
 
 _TAIL = 200
+_GRACE = 0.1  # seconds between stopping and unregistering
 
 _observer_class: Any = ExecutionTraceObserver
 _register_callback: Any = ExecutionTraceObserver.register_callback
@@ -39,6 +41,7 @@ class ExecutionTrace:
     """
 
     def __init__(self, path: str) -> None:
+        self._stopped = 0.0  # when, by the monotonic clock
         self._path = path
         # A registration that cannot open its file disables execution traces for the rest of the process: try first.
         with open(path, "wb"):
@@ -73,7 +76,7 @@ class ExecutionTrace:
         """
         if self._observer is None:
             return
-        self._accept_others()
+        self._stopped = self._stopped or time.monotonic()
         if self._is_finalized():
             # Stopping now would be a segmentation fault: the C++ side has no observer any more.
             self._observer._execution_trace_running = False
@@ -86,13 +89,18 @@ class ExecutionTrace:
         self._observer.stop()
 
     def close(self) -> None:
-        """Complete the file and give the slot back. Does nothing the second time."""
+        """Complete the file and give the slot back. Does nothing the second time.
+
+        An operator of another thread (of autograd, of gloo, of the user's) can be inside torch's observer in the moment
+        of the stop. Unregistering frees what it stands in: a segmentation fault or a hang. Nothing new enters after the
+        stop, so a short while later nobody is in there any more. The export of all but tiny traces takes longer.
+        """
         if self._observer is None:
             return
         try:
             self.stop()
-            if self._observer is not None:
-                self._observer.unregister_callback()
+            time.sleep(max(0.0, self._stopped + _GRACE - time.monotonic()))
+            self._observer.unregister_callback()
         finally:
             self._forget()
 
@@ -115,6 +123,7 @@ class ExecutionTrace:
         _observer_class.register_callback = _register_callback
 
     def _forget(self) -> None:
+        self._accept_others()
         if self._observer is not None:
             _current.discard(self._observer)
             self._observer = None

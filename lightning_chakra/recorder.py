@@ -227,13 +227,6 @@ class _Window:
                 "one at a time, so that one records nothing"
             )
         try:
-            if self._trace is not None:
-                self._trace.close()
-        except Exception as error:
-            if "chakra" in kept:
-                problems.append(f"no whole execution trace of this window: {error}")
-            kept.pop("chakra", None)
-        try:
             if "kineto" in kept:
                 # Raises nothing on a full disk: the writer looks at the file before it publishes it.
                 self._profile.export_chrome_trace(kept["kineto"].path)
@@ -242,6 +235,14 @@ class _Window:
             kept.pop("kineto", None)
         with many_frees():
             del self._profile
+        # Last, because it must come some time after the stop.
+        try:
+            if self._trace is not None:
+                self._trace.close()
+        except Exception as error:
+            if "chakra" in kept:
+                problems.append(f"no whole execution trace of this window: {error}")
+            kept.pop("chakra", None)
         raw = dataclasses.replace(raw, files=tuple(kept.values()))
         if not raw.files:
             shutil.rmtree(raw.folder, ignore_errors=True)

@@ -198,10 +198,15 @@ def meet_once(folder: Path) -> str:
 
 
 def _own() -> tuple[int, int]:
-    """Sockets and threads of this process, those of C++ among them."""
+    """TCP sockets and threads of this process, those of C++ among them.
+
+    Other sockets come and go: the server of the store looks up the name of each client.
+    """
     descriptors = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    sockets = [path for path in descriptors if os.path.islink(path) and os.readlink(path).startswith("socket:")]
-    return len(sockets), len(os.listdir("/proc/self/task"))
+    links = {os.readlink(path) for path in descriptors if os.path.islink(path)}
+    tables = [Path("/proc/self/net", table).read_text().splitlines()[1:] for table in ("tcp", "tcp6")]
+    tcp = {f"socket:[{line.split()[9]}]" for table in tables for line in table}
+    return len(links & tcp), len(os.listdir("/proc/self/task"))
 
 
 def open_and_close() -> dict[str, tuple[int, int]]:
