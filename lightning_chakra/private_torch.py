@@ -1,6 +1,8 @@
 """Every use of torch that torch does not promise to keep, each with what happens where it is missing."""
 
+import functools
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -51,6 +53,29 @@ def is_noted(note: int) -> bool:
     """Whether the note is still there. Without torch's place for it: whether C++ agrees that a profiler runs."""
     noted = getattr(torch.autograd.profiler, "_is_profiler_enabled", None)
     return profiler_enabled() == bool(note) if noted is None else noted is note
+
+
+def before_other_starts(call: Callable[[], None]) -> Callable[[], None]:
+    """Let ``call`` run each time before a profiler starts, until the returned function is called.
+
+    Where torch has no such place nothing is called, and a range that is open then ends under the other profiler.
+    """
+    module: Any = torch.autograd.profiler
+    enable = getattr(module, "_enable_profiler", None)
+    if enable is None:
+        return lambda: None
+
+    @functools.wraps(enable)
+    def call_first(*args: Any, **kwargs: Any) -> Any:
+        call()
+        return enable(*args, **kwargs)
+
+    def restore() -> None:
+        if module._enable_profiler is call_first:
+            module._enable_profiler = enable
+
+    module._enable_profiler = call_first
+    return restore
 
 
 def gloo_group(name: str, timeout: float) -> tuple[Any, Any]:

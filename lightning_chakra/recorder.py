@@ -5,7 +5,8 @@ import dataclasses
 import json
 import shutil
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from lightning_chakra.private_torch import (
     PREPARED,
     RUNNING,
     KinetoProfile,
+    before_other_starts,
     is_noted,
     note_owner,
     profiler_enabled,
@@ -28,6 +30,8 @@ from lightning_chakra.private_torch import (
 from lightning_chakra.schedule import Phase
 from lightning_chakra.scratch import Scratch, describe_window
 from lightning_chakra.signals import deferred_signals
+
+_SETTLE = 0.002  # seconds between the last mark and the stop
 
 
 class RecorderError(RuntimeError):
@@ -151,6 +155,7 @@ class _Window:
         self._thread = threading.get_ident()
         self._ranges: list[tuple[str, record_function]] = []
         self._trace: ExecutionTrace | None = None
+        self._unwatch: Callable[[], None] = lambda: None
         self.raw: RawWindow | None = None
         if profiler_enabled():
             raise RecorderError("another profiler is running in this process")
@@ -182,6 +187,7 @@ class _Window:
         note_owner(NOBODY)  # if it raises
         self._profile.start_trace()
         note_owner(RUNNING)
+        self._unwatch = before_other_starts(self.leave_before_other)
 
     def mark(self, step: int) -> None:
         assert self.raw is not None
@@ -201,8 +207,14 @@ class _Window:
         while self._ranges:
             self._ranges.pop()[1].__exit__(None, None, None)
 
+    def leave_before_other(self) -> None:
+        """Another profiler starts: a range that ends under it writes into memory that torch has freed."""
+        if threading.get_ident() == self._thread:  # profilers of other threads do not see the ranges of this one
+            self.leave_all()
+
     def close(self, partial: bool, problems: list[str]) -> RawWindow | None:
         self.leave_all()
+        self._unwatch()
         if self.raw is None:
             self._release()
             return None
@@ -212,6 +224,9 @@ class _Window:
         # them cannot do must not keep the other from being saved.
         try:
             if self._trace is not None:
+                # An operator gets its node when it ends, and gloo wakes the waiting thread a moment before its worker
+                # has ended the collective.
+                time.sleep(_SETTLE)
                 self._trace.stop()
         except Exception as error:
             problems.append(f"no whole execution trace of this window: {error}")

@@ -104,6 +104,7 @@ class ProfilingSession:
         self._raise_errors = raise_errors
         self._first_fault: RuntimeError | None = None  # to be raised when the current call has done its work
         self._told_too_short = False
+        self._told_backlog = False
         self._pid = os.getpid()
         # Leaving the interpreter with a running profiler is a segmentation fault.
         atexit.register(self.abort)
@@ -272,7 +273,8 @@ class ProfilingSession:
                 self._recording.writer.submit(raw)
         if raw is not None:
             backlog = self._recording.writer.backlog
-            if backlog >= _BACKLOG:
+            if backlog >= _BACKLOG and not self._told_backlog:
+                self._told_backlog = True
                 warn(
                     f"rank {self._rank}, {self._window()}: {backlog} windows wait to be compressed and published, "
                     f"their raw files fill {self._recording.scratch.where()}. Record less often (`wait`) or less "

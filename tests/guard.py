@@ -1,5 +1,6 @@
 """Fixtures of all tests; the guard polices the process after every one."""
 
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,11 @@ hypothesis.settings.register_profile(
     "any speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any speed")
+
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, which some are about.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

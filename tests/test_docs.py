@@ -99,7 +99,7 @@ def test_command_lines_of_the_package(
     if arguments[0] in ("check", "summary", "merge") and arguments[1:2] == ["traces"]:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "traces").symlink_to(traces / "traces")
-        assert main(arguments) == 0, capsys.readouterr().err
+        assert main(arguments) == 0, capsys.readouterr()
 
 
 def test_the_tables_name_every_argument_and_no_other() -> None:

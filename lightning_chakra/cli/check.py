@@ -72,14 +72,21 @@ def _print(reports: list[Report]) -> None:
     colors = {"error": "bold red", "warning": "yellow", "note": "dim"}
     out = console()
     for capture, ranks, problems in reports:
-        good = _is_good(problems)
-        out.print(Text("good " if good else "BAD  ", "green" if good else "bold red") + Text(_headline(capture, ranks)))
+        out.print(Text.assemble(_verdict(problems), _headline(capture, ranks)))
         alike: dict[tuple[str, str, str], list[str]] = {}
         for p in problems:
             alike.setdefault((p.severity, p.what, p.meaning), []).append(p.file)
         rows = [(Text(s, colors[s]), _few(files), what, meaning) for (s, what, meaning), files in alike.items()]
         if rows:
             out.print(table("", ("", "file", "what", "meaning"), rows, text_columns=4))
+
+
+def _verdict(problems: list[Problem]) -> tuple[str, str]:
+    """A word about a capture, and its style."""
+    severities = {problem.severity for problem in problems}
+    if "error" in severities:
+        return "BAD  ", "bold red"
+    return ("warn ", "yellow") if "warning" in severities else ("good ", "green")
 
 
 def _few(files: list[str]) -> str:

@@ -32,7 +32,8 @@ class KinetoFacts:
         about: The ``lightning_chakra`` entry.
         steps: Numbers of its ``ProfilerStep`` marks, in the order of time.
         events: Number of events.
-        operators: Number of operators and user ranges that should have a node in the execution trace.
+        operators: Number of operators and user ranges that should have a node in the execution trace; not those that
+            another thread was in when the window ended.
         with_id: How many of them have a nonzero ``Record function id``.
         devices: Number of GPUs of the host.
         device_events: Number of kernels and copies.
@@ -155,6 +156,8 @@ def _read_chakra(path: str, facts: ChakraFacts, node_names: dict[int, str]) -> N
 def _read_kineto(path: str, facts: KinetoFacts, rank: RankFacts, node_names: dict[int, str]) -> None:
     reader = TraceReader(path, "kineto", Event)
     steps = {}
+    unlinked: list[Event] = []
+    last_mark: Event | None = None
     for events in reader:
         facts.events += len(events)
         for event in events:
@@ -167,11 +170,19 @@ def _read_kineto(path: str, facts: KinetoFacts, rank: RankFacts, node_names: dic
                 if rf_id != 0 and node_names.get(rf_id) == event.name:
                     rank.linked += 1
                 elif node_names:
-                    _note(rank.unlinked, event.name)
+                    unlinked.append(event)
                 if match := STEP_MARK.fullmatch(event.name):
                     steps[int(match[1])] = event.ts
+                    if last_mark is None or event.ts > last_mark.ts:
+                        last_mark = event
             elif event.cat in DEVICE_EVENTS:
                 facts.device_events += 1
+    for event in unlinked:
+        if last_mark is not None and _outlives(event, last_mark):
+            facts.operators -= 1
+            facts.with_id -= event.args is not None and event.args.rf_id != 0
+        else:
+            _note(rank.unlinked, event.name)
     head = reader.head(KinetoHead)
     facts.steps = sorted(steps, key=steps.__getitem__)
     facts.compact_rank = reader.compact_rank
@@ -182,6 +193,16 @@ def _read_kineto(path: str, facts: KinetoFacts, rank: RankFacts, node_names: dic
             facts.rank = _number(source, "rank") if facts.rank is None else facts.rank
             facts.world_size = _number(source, "world_size") if facts.world_size is None else facts.world_size
     facts.distributed = head.distributed is not None and _number(head.distributed, "rank") is not None
+
+
+def _outlives(event: Event, last_mark: Event) -> bool:
+    """Whether another thread was still in this operator when the window ended.
+
+    An execution trace has an operator once it ends, so it has no node then: such as the last collective, whose waiter
+    goes on a moment before the worker that did it.
+    """
+    ended = event.ts + event.dur >= last_mark.ts + last_mark.dur
+    return ended and (event.pid, event.tid) != (last_mark.pid, last_mark.tid)
 
 
 def _number(source: dict[str, Any], key: str) -> int | None:

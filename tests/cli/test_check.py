@@ -334,6 +334,19 @@ def test_backend_ranges_need_no_link(capture: Path, capsys: pytest.CaptureFixtur
     assert problems(capture, capsys) == []
 
 
+@pytest.mark.parametrize(("ts", "share"), [(1e18, None), (1, r"9\d\.\d% of \d+ operators link")])
+def test_an_operator_that_outlives_the_window_in_another_thread(
+    capture: Path, capsys: pytest.CaptureFixture[str], ts: float, share: str | None
+) -> None:
+    """An execution trace has an operator once it ends."""
+    event = f'{{"ph": "X", "cat": "cpu_op", "name": "c10d::wait", "pid": 1, "tid": 2, "ts": {ts}, "dur": 9'
+    event += ', "args": {"Record function id": 987654321}},'
+    rewrite(capture / KINETO, ('"traceEvents": [', '"traceEvents": [' + event))
+    found = problems(capture, capsys)
+    assert [severity for severity, _, _ in found] == ["warning"] * (share is not None)
+    assert share is None or re.match(share, found[0][2])
+
+
 # --- traces that others wrote -----------------------------------------------------------------------------------------
 
 

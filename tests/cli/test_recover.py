@@ -136,10 +136,10 @@ def test_running_operators_get_nodes_below_their_thread(tmp_path, whole_trace):
 
 
 def test_the_end_is_found_across_pieces(tmp_path, whole_trace, monkeypatch):
-    monkeypatch.setattr("lightning_chakra.cli.mending._PIECE", 700)
     cut = whole_trace[: len(whole_trace) // 2]
-    small, _, text = mended(tmp_path, cut)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr("lightning_chakra.cli.mending._PIECE", 700)
+        small, _, text = mended(tmp_path, cut)
     assert mended(tmp_path, cut)[0] == small
     assert json.loads(text)
 

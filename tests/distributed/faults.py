@@ -215,7 +215,8 @@ def open_and_close() -> dict[str, tuple[int, int]]:
     torch.distributed.barrier()  # the default group has all it will ever have
     first.close()
     torch.distributed.barrier()
-    before = _own()
+    before = _settled()
+    torch.distributed.barrier()
     meeting = GlooBarrier(60)
     meeting.maximum(1)
     meeting.wait("export step 1")
@@ -223,7 +224,16 @@ def open_and_close() -> dict[str, tuple[int, int]]:
     torch.distributed.barrier()
     meeting.close()
     torch.distributed.barrier()
-    return {"before": before, "during": during, "after": _own()}
+    return {"before": before, "during": during, "after": _settled()}
+
+
+def _settled() -> tuple[int, int]:
+    """:func:`_own` once it rests: the server of the store drops a connection a moment after its other end did."""
+    last = _own()
+    while True:
+        time.sleep(0.5)
+        if last == (last := _own()):
+            return last
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from lightning_chakra.mend import Mender
 from lightning_chakra.signals import deferred_signals
 from tests import harness, programs
 from tests.faults.trainings import LIMIT, PAIR, SHORT, fitting
-from tests.reading import check_pair, files
+from tests.reading import check_kineto, check_pair, files, load
 
 INT, TERM, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGKILL
 
@@ -126,9 +126,13 @@ def test_a_killed_training_leaves_raw_files_that_the_next_one_tells_of(
     assert told in warning
     check_pair(tmp_path / "next", 0, [3, 4])
     if place in ("export", "writer"):
-        assert "not complete" not in warning
         assert cli.main(["recover", str(scratch)]) == 0
+    if place == "writer":
+        assert "not complete" not in warning
         check_pair(out, 0, [3, 4])
+    if place == "export":  # the execution trace is closed after it
+        check_kineto(load(out / "pytorch_profile" / "rank-0.json.gz"), 0, [3, 4])
+        assert load(out / "chakra" / "rank-0.json.gz")["lightning_chakra"] == {"partial": True}
     shutil.rmtree(scratch, ignore_errors=True)
 
 
