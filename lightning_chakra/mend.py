@@ -6,13 +6,15 @@ again. Kineto moreover replaces characters: a backslash becomes a slash, a newli
 outside printable ASCII becomes ``unknown``. The execution trace has the true name under the same id, and
 the Kineto trace gets it back from there, so that both files name an operator alike.
 
-A healthy file costs one search with a compiled expression per piece; every other byte stays as torch wrote it.
+A healthy file costs one search per piece, which leaves the GIL to the training, and all of it stays as torch wrote it.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterator
 from typing import IO
+
+import regex
 
 from lightning_chakra.layout import Kind
 
@@ -22,16 +24,18 @@ MOST_NAMES = 200_000
 # Where an event or a node begins, and thus where a piece can be cut.
 _START: dict[Kind, bytes] = {"kineto": b"\n  {\n", "chakra": b"\n      {\n"}
 
-# Matches where a name is not plain text between the quotes of its template.
-_SUSPECT: dict[Kind, re.Pattern[bytes]] = {
-    "kineto": re.compile(rb'"name": "[^"]*"(?!,?\n)'),
-    "chakra": re.compile(rb'\n        "id": (?!\d+, "name": "[^"\\\x00-\x1f\x7f]*", "ctrl_deps": \d+,\n)'),
+# Matches where a name is not plain text between the quotes of its template. Unlike re, regex searches without the GIL.
+_SUSPECT: dict[Kind, regex.Pattern[bytes]] = {
+    "kineto": regex.compile(rb'"name": "[^"]*"(?!,?\n)'),
+    "chakra": regex.compile(rb'\n        "id": (?!\d+, "name": "[^"\\\x00-\x1f\x7f]*", "ctrl_deps": \d+,\n)'),
 }
-# What a healthy file of the kind has nowhere. Kineto divides by a number of multiprocessors that it may not know.
+# What a healthy file of the kind has nowhere.
 _SUSPECT_TEXT: dict[Kind, tuple[bytes, ...]] = {
-    "kineto": (b"\\", b"\t", b"\r", b'per SM": inf'),
+    "kineto": (b"\\", b"\t", b"\r"),
     "chakra": (b"\t", b"\r"),
 }
+# Kineto divides by a number of multiprocessors that it may not know.
+_INFINITE = regex.compile(rb'per SM": inf')
 
 _KINETO_NAME = re.compile(rb'^(    (?:  )?"name": ")(.*)(",?)$', re.MULTILINE)
 _KINETO_ID = re.compile(rb'"Record function id": (\d+)[,\s]')
@@ -62,7 +66,7 @@ class Mender:
         self._names: dict[int, bytes] = {}
         self._texts: dict[bytes, bytes] = {}
 
-    def read(self, source: IO[bytes], kind: Kind, piece: int) -> Iterator[tuple[bytes, int]]:
+    def read(self, source: IO[bytes], kind: Kind, piece: int) -> Iterator[tuple[bytes | memoryview, int]]:
         """The content of ``source`` in parts that end where an event or a node ends.
 
         Args:
@@ -71,34 +75,37 @@ class Mender:
             piece: Bytes to read at a time.
 
         Yields:
-            A part of the mended file, and how many raw bytes have been read since the last one.
+            A part of the mended file, and how many raw bytes it was made of.
 
         Raises:
             MendError: An event or a node could not be made JSON.
         """
         start = _START[kind]
-        rest = b""
-        unsaid = 0
-        while block := source.read(piece):
-            unsaid += len(block)
-            block = rest + block
+        offset, size = 0, piece
+        while source.seek(offset) == offset and (block := source.read(size)):
+            if len(block) < size:
+                yield self._mend_end(self._mend(block, len(block), kind), kind), len(block)
+                return
             cut = block.rfind(start)
-            rest = block if cut < 0 else block[cut:]
             if cut > 0:
-                yield self._mend(block[:cut], kind), unsaid
-                unsaid = 0
-            elif len(rest) > _LARGEST:  # not what torch writes: pass it on as it is rather than hold all of it
-                yield rest, unsaid
-                rest, unsaid = b"", 0
-        if rest:
-            yield self._mend_end(self._mend(rest, kind), kind), unsaid
+                yield self._mend(block, cut, kind), cut
+            elif size <= _LARGEST:  # a long event or node: again, and more of it
+                size *= 2
+                continue
+            else:  # not what torch writes: pass it on as it is rather than hold all of it
+                cut = size
+                yield block, cut
+            offset, size = offset + cut, piece
 
-    def _mend(self, part: bytes, kind: Kind) -> bytes:
-        odd = not part.isascii() or any(text in part for text in _SUSPECT_TEXT[kind])
-        if not odd and not (self._names and kind == "kineto") and not _SUSPECT[kind].search(part):
-            return part
+    def _mend(self, block: bytes, length: int, kind: Kind) -> bytes | memoryview:
+        odd = not block.isascii() or any(text in block for text in _SUSPECT_TEXT[kind])
+        if kind == "kineto" and not odd:
+            odd = _INFINITE.search(block, concurrent=True) is not None
+        names = bool(self._names) and kind == "kineto"
+        if not odd and not names and not _SUSPECT[kind].search(block, 0, length, concurrent=True):
+            return memoryview(block)[:length]
         mend = self._mend_event if kind == "kineto" else self._mend_node
-        head, *items = part.split(_START[kind])
+        head, *items = block[:length].split(_START[kind])
         return _START[kind].join([head, *(self._mend_item(item, mend, odd) for item in items)])
 
     def _mend_item(self, item: bytes, mend: Callable[[bytes], bytes], odd: bool) -> bytes:
@@ -132,10 +139,11 @@ class Mender:
                 self._names[int(found[1])] = self._texts.setdefault(name, name)
         return node if name == raw else match[1] + name + node[match.start(3) :]
 
-    def _mend_end(self, part: bytes, kind: Kind) -> bytes:
+    def _mend_end(self, part: bytes | memoryview, kind: Kind) -> bytes | memoryview:
         """The last line of a Kineto trace holds the path of the raw file."""
         if kind != "kineto":
             return part
+        part = bytes(part)
         tail = part.rfind(b"\n  ],")
         if tail < 0:
             return part
