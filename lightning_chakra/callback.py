@@ -170,6 +170,7 @@ class ChakraProfilerCallback(Callback):
         profiling = self._profiling
         if profiling is None:
             return
+        profiling.session.global_step = trainer.global_step
         if trainer.global_rank == 0:
             info(self._describe_start(trainer, profiling))
             most = self._most_steps(trainer)
@@ -181,19 +182,32 @@ class ChakraProfilerCallback(Callback):
         self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", batch: Any, batch_idx: int
     ) -> None:
         profiling = self._profiling
-        if profiling is None or profiling.session.in_step:
+        if profiling is None:
             return
-        profiling.session.begin_step(self._step_number(trainer))
+        session = profiling.session
+        if session.in_step:
+            return
+        if session.steps < session.next_busy:
+            session.in_step = True  # all that an idle step costs, but for looking at global_step at its end
+        else:
+            session.begin_step(self._step_number(trainer))
 
     @override
     def on_train_batch_end(
         self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         profiling = self._profiling
-        if profiling is None or not profiling.session.in_step:
+        if profiling is None:
             return
-        if self.step_unit == "batch" or trainer.global_step != profiling.session.number:
-            profiling.session.end_step()
+        session = profiling.session
+        if not session.in_step:
+            return
+        if self.step_unit == "optimizer_step":
+            global_step = trainer.global_step
+            if global_step == session.global_step:
+                return  # its gradients are accumulated
+            session.global_step = global_step
+        session.end_step()
 
     @override
     def on_validation_start(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule") -> None:

@@ -1,5 +1,6 @@
 """When to record: the map from steps to phases. Pure, and the same on every rank."""
 
+import sys
 from dataclasses import dataclass
 from enum import Enum
 
@@ -67,6 +68,13 @@ class ProfileSchedule:
         if in_cycle < self.wait:
             return Phase.IDLE
         return Phase.WARMUP if in_cycle < self.wait + self.warmup else Phase.ACTIVE
+
+    def next_busy(self, step: int) -> int:
+        """The first step from ``step`` on that is not idle; :data:`sys.maxsize` if there is none."""
+        step = max(0, step - self.skip_first)
+        if self.repeat and step >= self.repeat * self.cycle:
+            return sys.maxsize
+        return self.skip_first + step + max(0, self.wait - step % self.cycle)
 
     def ends_window(self, step: int) -> bool:
         """Whether ``step`` is the last one of a window."""

@@ -93,6 +93,10 @@ class ProfilingSession:
         """Number of the current or last step: what its mark carries."""
         self.steps = 0
         """Steps completed in this fit, which is also the index of the current or next one."""
+        self.next_busy = schedule.next_busy(0)
+        """Index of the next step that is not idle: the steps before it need no :meth:`begin_step`."""
+        self.global_step = 0
+        """The trainer's when the last step ended; kept here for the callback, which asks for it once per batch."""
         self._open = False  # whether an active step began whose window has not closed; the same on every rank
         self._first = 0  # its first step
         self._windows = 0  # windows begun
@@ -132,6 +136,9 @@ class ProfilingSession:
         self.in_step = False
         index = self.steps
         self.steps += 1
+        if index < self.next_busy:
+            return
+        self.next_busy = self._schedule.next_busy(self.steps)
         if not self._open:
             return
         if self._recording is not None:

@@ -40,6 +40,7 @@ class HookSpy(Callback):
 
         def step() -> None:
             self.other.on_train_batch_start(before, module, batch, batch_idx)
+            after.global_step += 1
             self.other.on_train_batch_end(after, module, outputs, batch, batch_idx)
 
         step()
@@ -71,11 +72,7 @@ def spied(callback: dict[str, Any], trainer: dict[str, Any] | None = None) -> tu
 HOOKS = {
     "lightning_chakra.callback.ChakraProfilerCallback.on_train_batch_start",
     "lightning_chakra.callback.ChakraProfilerCallback.on_train_batch_end",
-    "lightning_chakra.callback.ChakraProfilerCallback._step_number",
-    "lightning_chakra.session.ProfilingSession.begin_step",
     "lightning_chakra.session.ProfilingSession.end_step",
-    "lightning_chakra.schedule.ProfileSchedule.phase",
-    "lightning_chakra.schedule.ProfileSchedule.cycle",
 }
 
 

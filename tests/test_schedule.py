@@ -1,6 +1,7 @@
 """The schedule against torch's own."""
 
 import inspect
+import sys
 from typing import Any
 
 import pytest
@@ -47,6 +48,14 @@ def test_steps_needed_is_the_length_of_a_fit_that_completes_one_window(values: d
     assert schedule.steps_needed == first_end + 1
     first_active = next(step for step in range(60) if schedule.phase(step) is Phase.ACTIVE)
     assert schedule.steps_begun == first_active + 1
+
+
+@given(arguments, st.integers(0, 40))
+@settings(deadline=None, max_examples=200)
+def test_next_busy_is_the_next_step_that_is_not_idle(values: dict[str, int], step: int) -> None:
+    schedule = ProfileSchedule(**values)
+    busy = (later for later in range(step, step + 60) if schedule.phase(later) is not Phase.IDLE)
+    assert schedule.next_busy(step) == next(busy, sys.maxsize)
 
 
 def test_arguments_have_the_names_of_torch() -> None:
