@@ -56,9 +56,7 @@ class HookTimer(Callback):
             for _ in range(CALLS):
                 _call_callback_hooks(trainer, "on_train_batch_start", batch, batch_idx)
                 for session in ours:
-                    session.global_step = (
-                        -1
-                    )  # differs from the trainer's now, as at the end of each step
+                    session.global_step = -1  # differs from the trainer's now, as at the end of each step
                 _call_callback_hooks(trainer, "on_train_batch_end", outputs, batch, batch_idx)
             self.microseconds[name].append((time.thread_time() - began) / CALLS * 1e6)
         trainer.callbacks = before
