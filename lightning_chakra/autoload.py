@@ -7,6 +7,7 @@ Lightning asks installed packages for callbacks when a Trainer is built. Ours an
 import inspect
 import os
 import shlex
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -51,6 +52,21 @@ def callbacks_from_environment() -> "list[ChakraProfilerCallback]":
         return [ChakraProfilerCallback(**arguments)]  # type: ignore[arg-type]  # checked by the callback itself
     except (TypeError, ValueError) as error:
         raise ValueError(f"{VARIABLE}={value!r}: {error}") from None
+
+
+def callbacks_for_pytorch_lightning() -> "list[ChakraProfilerCallback]":
+    """The same for a Trainer of ``pytorch_lightning``; one before 2.6 fails on a callback of ``lightning.pytorch``."""
+    callbacks = callbacks_from_environment()
+    release = version("pytorch-lightning")
+    if callbacks and tuple(map(int, release.split(".")[:2])) < (2, 6):
+        from lightning_chakra.messages import warn
+
+        warn(
+            f"no trace: {VARIABLE} is set, and a Trainer of pytorch_lightning {release} takes no callback of "
+            "lightning.pytorch. Update pytorch-lightning to 2.6 or later."
+        )
+        return []
+    return callbacks
 
 
 def _split(value: str) -> list[str]:

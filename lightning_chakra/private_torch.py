@@ -55,27 +55,35 @@ def is_noted(note: int) -> bool:
     return profiler_enabled() == bool(note) if noted is None else noted is note
 
 
-def before_other_starts(call: Callable[[], None]) -> Callable[[], None]:
-    """Let ``call`` run each time before a profiler starts, until the returned function is called.
+def before_others(call: Callable[[], None]) -> Callable[[], None]:
+    """Let ``call`` run each time before a profiler is prepared or started, until the returned function is called.
 
-    Where torch has no such place nothing is called, and a range that is open then ends under the other profiler.
+    Where torch has no such place nothing is called, and who starts a second profiler gets what torch does then.
     """
     module: Any = torch.autograd.profiler
-    enable = getattr(module, "_enable_profiler", None)
-    if enable is None:
-        return lambda: None
-
-    @functools.wraps(enable)
-    def call_first(*args: Any, **kwargs: Any) -> Any:
-        call()
-        return enable(*args, **kwargs)
+    originals = {name: getattr(module, name) for name in _BEGINNINGS if hasattr(module, name)}
+    wrappers = {name: _calling_first(call, original) for name, original in originals.items()}
+    for name, wrapper in wrappers.items():
+        setattr(module, name, wrapper)
 
     def restore() -> None:
-        if module._enable_profiler is call_first:
-            module._enable_profiler = enable
+        for name, wrapper in wrappers.items():
+            if getattr(module, name) is wrapper:
+                setattr(module, name, originals[name])
 
-    module._enable_profiler = call_first
     return restore
+
+
+_BEGINNINGS = ("_prepare_profiler", "_enable_profiler")
+
+
+def _calling_first(call: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def both(*args: Any, **kwargs: Any) -> Any:
+        call()
+        return function(*args, **kwargs)
+
+    return both
 
 
 def gloo_group(name: str, timeout: float) -> tuple[Any, Any]:

@@ -21,7 +21,7 @@ from lightning_chakra.private_torch import (
     PREPARED,
     RUNNING,
     KinetoProfile,
-    before_other_starts,
+    before_others,
     is_noted,
     note_owner,
     profiler_enabled,
@@ -162,10 +162,12 @@ class _Window:
         self._profile = _profile(options)
         self._profile.prepare_trace()
         note_owner(PREPARED)
+        self._unwatch = before_others(self._make_way)
 
     def start(self, scratch: Scratch, step: int, problems: list[str]) -> None:
         if profiler_enabled():
             raise RecorderError("another profiler is running in this process")
+        self._unwatch()
         if not is_noted(PREPARED):
             # Somebody ran a profiler since: starting on what he left is a segmentation fault.
             self._profile = _profile(self._options)
@@ -187,7 +189,7 @@ class _Window:
         note_owner(NOBODY)  # if it raises
         self._profile.start_trace()
         note_owner(RUNNING)
-        self._unwatch = before_other_starts(self.leave_before_other)
+        self._unwatch = before_others(self._make_way)
 
     def mark(self, step: int) -> None:
         assert self.raw is not None
@@ -207,10 +209,17 @@ class _Window:
         while self._ranges:
             self._ranges.pop()[1].__exit__(None, None, None)
 
-    def leave_before_other(self) -> None:
-        """Another profiler starts: a range that ends under it writes into memory that torch has freed."""
-        if threading.get_ident() == self._thread:  # profilers of other threads do not see the ranges of this one
-            self.leave_all()
+    def _make_way(self) -> None:
+        """Another profiler begins, and takes over what this one has.
+
+        A range that ends under it would write into memory that torch has freed. On what this one prepared it would
+        fail at its end (torch before 2.13).
+        """
+        if threading.get_ident() != self._thread:
+            return  # profilers of other threads do not see the ranges of this one
+        self.leave_all()
+        if self.raw is None:
+            self._release()
 
     def close(self, partial: bool, problems: list[str]) -> RawWindow | None:
         self.leave_all()
@@ -291,6 +300,7 @@ class _Window:
 
     def _release(self) -> None:
         """End a profiler that was prepared and never started; torch's own way out of the warmup."""
+        self._unwatch()
         # A note that is gone is another profiler's; so is what it left in Kineto.
         if threading.get_ident() == self._thread and is_noted(PREPARED) and not profiler_enabled():
             self._profile.start_trace()

@@ -11,7 +11,7 @@ import torch.distributed
 from torch.profiler import ExecutionTraceObserver
 
 _register_callback = ExecutionTraceObserver.register_callback
-_enable_profiler = torch.autograd.profiler._enable_profiler
+_beginnings = (torch.autograd.profiler._prepare_profiler, torch.autograd.profiler._enable_profiler)
 
 
 def offences(*, process_group: bool = True) -> list[str]:
@@ -22,8 +22,8 @@ def offences(*, process_group: bool = True) -> list[str]:
         found.append("Kineto is on")
     if ExecutionTraceObserver.register_callback is not _register_callback:
         found.append("observers cannot be registered")
-    if torch.autograd.profiler._enable_profiler is not _enable_profiler:
-        found.append("starts of profilers are watched")
+    if _beginnings != (torch.autograd.profiler._prepare_profiler, torch.autograd.profiler._enable_profiler):
+        found.append("beginnings of profilers are watched")
     if not _slot_is_free():
         found.append("the observer slot is taken")
     found += [f"thread {thread.name}" for thread in threading.enumerate() if thread.name.startswith("lightning-chakra")]

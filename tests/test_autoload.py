@@ -1,12 +1,15 @@
 """The environment variable that adds the callback."""
 
+from importlib.metadata import version
 from typing import Any
 
 import pytest
 from lightning.pytorch import Trainer
+from pytest_mock import MockerFixture
 
 from lightning_chakra import ChakraProfilerCallback
-from lightning_chakra.autoload import VARIABLE, callbacks_from_environment
+from lightning_chakra.autoload import VARIABLE, callbacks_for_pytorch_lightning, callbacks_from_environment
+from lightning_chakra.messages import ChakraProfilerWarning
 from tests import harness
 
 
@@ -79,6 +82,16 @@ def _pytorch_lightning_trainer() -> Any:
     return [type(c).__name__ for c in pytorch_lightning.Trainer(accelerator="cpu", logger=False).callbacks]
 
 
+@pytest.mark.skipif(version("pytorch-lightning") < "2.6", reason="it takes no callback of lightning.pytorch")
 def test_pytorch_lightning_asks_too() -> None:
     (names,) = harness.succeed(harness.run(_pytorch_lightning_trainer, env={VARIABLE: "1"}))
     assert "ChakraProfilerCallback" in names
+
+
+def test_an_old_pytorch_lightning_gets_none(monkeypatch: pytest.MonkeyPatch, mocker: MockerFixture) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+    mocker.patch("lightning_chakra.autoload.version", return_value="2.5.6")
+    with pytest.warns(ChakraProfilerWarning, match="LIGHTNING_CHAKRA is set, and a Trainer of pytorch_lightning 2.5.6"):
+        assert callbacks_for_pytorch_lightning() == []
+    mocker.patch("lightning_chakra.autoload.version", return_value="2.10.0")
+    assert len(callbacks_for_pytorch_lightning()) == 1

@@ -39,7 +39,7 @@ ALLOWED = {
         "_version", "barrier", "layout", "messages", "ranks", "recorder", "schedule", "scratch", "session", "storage",
         "writer",
     },
-    "autoload": {"callback"},
+    "autoload": {"callback", "messages"},
     "__init__": {"_version", "callback", "layout"},
 }  # fmt: skip
 

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.profilers import PyTorchProfiler
+from packaging.version import Version
 from torch.profiler import ExecutionTraceObserver, profile
 
 from lightning_chakra import ChakraProfilerCallback
@@ -342,7 +344,11 @@ def test_torch_raises(out: Path, tmp_path: Path, method: str, text: str, kept: l
     assert files(out) == kept
     for name in kept:
         assert et_marks(load(out / name)) == [3, 4]
-    check_clean(result, again)
+    if method == "start_trace" and Version(torch.__version__) < Version("2.13"):
+        # torch refuses the next profiler after one that was prepared and not started
+        assert (result["again"]["error"], result["again"]["batches"]) == (None, 9)
+    else:
+        check_clean(result, again)
 
 
 def _break_torch(out: Path, method: str, again: Path) -> dict[str, Any]:
