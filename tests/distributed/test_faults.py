@@ -163,4 +163,6 @@ def test_nothing_of_the_group_is_left_after_close() -> None:
     for value in harness.succeed(harness.run(faults.open_and_close, ranks=4, env={"RANKS": "4"})):
         assert value["during"][0] > value["before"][0]  # sockets
         assert value["during"][1] > value["before"][1]  # threads
-        assert value["after"] == value["before"]
+        # less is fine: on a busy machine what closed before may still be going then
+        assert value["after"][0] <= value["before"][0]
+        assert value["after"][1] <= value["before"][1]
