@@ -87,5 +87,5 @@ class ProfileSchedule:
         steps = f"step {first}" if first == last else f"steps {first} to {last}"
         if self.repeat == 1:
             return steps
-        times = "until the end" if self.repeat == 0 else f"{self.repeat} times"
+        times = "until the training ends" if self.repeat == 0 else f"{self.repeat} windows in all"
         return f"{steps}, and again every {self.cycle} steps, {times}"

@@ -71,8 +71,8 @@ def test_arguments_have_the_names_of_torch() -> None:
     [
         ({}, "steps 10 to 11"),
         ({"active": 1}, "step 10"),
-        ({"repeat": 2}, "steps 10 to 11, and again every 12 steps, 2 times"),
-        ({"repeat": 0}, "steps 10 to 11, and again every 12 steps, until the end"),
+        ({"repeat": 2}, "steps 10 to 11, and again every 12 steps, 2 windows in all"),
+        ({"repeat": 0}, "steps 10 to 11, and again every 12 steps, until the training ends"),
         ({"skip_first": 5, "wait": 0, "warmup": 0}, "steps 5 to 6"),
     ],
 )

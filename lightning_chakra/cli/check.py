@@ -101,7 +101,7 @@ def _headline(capture: Capture, ranks: list[RankFacts]) -> str:
     steps = [step for k in kinetos for step in k.steps] + [step for c in chakras for step in c.steps]
     parts = [
         f"{capture.name}: rank {numbers(have)}" + (f" of {world}" if world else ""),
-        f"steps {numbers(steps)}",
+        f"{'step' if len(set(steps)) == 1 else 'steps'} {numbers(steps)}",
         f"{len(kinetos)} Kineto and {len(chakras)} execution traces",
     ]
     linkable = [rank for rank in ranks if rank.linkable and rank.kineto is not None]

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from jsonargparse import ArgumentParser, Namespace
@@ -24,7 +24,7 @@ from lightning_chakra.cli.jobs import add_jobs_argument, map_ranks
 from lightning_chakra.cli.mlc_chakra import CONVERTER_FORMATS, ET_REPLAY, explain, lost_dependencies
 from lightning_chakra.cli.output import check_target, publish
 from lightning_chakra.cli.reading import TraceError, open_trace
-from lightning_chakra.ranks import format_ranks, parse_ranks
+from lightning_chakra.cli.selection import add_ranks_argument, wanted_ranks
 
 SUMMARY = "PREFIX.N.et for ASTRA-sim, through mlc-chakra"
 
@@ -69,7 +69,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.add_argument("path", metavar="DIR", help="one window: a folder with traces, a local path or an fsspec URL")
     parser.add_argument("--output", required=True, metavar="PREFIX", help="write PREFIX.N.et for each rank N")
-    parser.add_argument("--ranks", default="", metavar="LIST", help='which ranks, such as "0,8-15"; default: all')
+    add_ranks_argument(parser)
     parser.add_argument(
         "--keep-linked", metavar="FOLDER", help="also keep the linked JSON traces, as FOLDER/rank-N.json"
     )
@@ -121,25 +121,13 @@ def _tasks(args: Namespace) -> list[_Task]:
             raise CommandError(f"{args.path} has several traces of rank {rank}")
         pairs[rank] = (kineto, chakra)
     tasks = []
-    for rank in _wanted(args.ranks, pairs):
+    for rank in wanted_ranks(args.ranks, pairs):
         kineto, chakra = pairs[rank]
         if kineto is None or chakra is None:
             raise CommandError(f"rank {rank} has only one of the two traces; both are needed (or say --ranks)")
         target = storage.absolute(f"{args.output}.{rank}.et")
         tasks.append(_Task(rank, kineto, chakra, target, args.overwrite, args.keep_linked))
     return tasks
-
-
-def _wanted(ranks: str, have: Collection[int]) -> list[int]:
-    try:
-        wanted = sorted(set().union(*parse_ranks(ranks))) or sorted(have)
-    except ValueError as error:
-        raise CommandError(str(error).replace("profile_ranks", "--ranks")) from None
-    if missing := [rank for rank in wanted if rank not in have]:
-        raise CommandError(
-            f"there are no traces of ranks {format_ranks(missing)}, only of {format_ranks(sorted(have))}"
-        )
-    return wanted
 
 
 def _convert(task: _Task) -> Converted:

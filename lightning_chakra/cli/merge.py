@@ -23,9 +23,10 @@ from lightning_chakra.cli.clocks import Alignment, Method, RankTimes, align
 from lightning_chakra.cli.errors import EXIT_OK, EXIT_WRONG, CommandError
 from lightning_chakra.cli.jobs import add_jobs_argument, map_ranks
 from lightning_chakra.cli.output import check_target, publish
+from lightning_chakra.cli.selection import add_ranks_argument, named_ranks, wanted_ranks
 from lightning_chakra.cli.timeline import Scan, scan_trace, write_timeline
 from lightning_chakra.layout import FOLDERS
-from lightning_chakra.ranks import format_ranks, parse_ranks, resolve_ranks
+from lightning_chakra.ranks import format_ranks
 
 SUMMARY = "one timeline of all ranks for Perfetto"
 
@@ -34,7 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.add_argument("path", metavar="DIR", help="folder with traces, a local path or an fsspec URL")
     parser.add_argument("--output", required=True, metavar="FILE.json.gz", help="the timeline, a local path or a URL")
-    parser.add_argument("--ranks", default="", metavar="LIST", help='which ranks, such as "0,8-15"; default: all')
+    add_ranks_argument(parser)
     parser.add_argument(
         "--align",
         default="auto",
@@ -77,15 +78,7 @@ def _choose(captures: Sequence[Capture], ranks: str) -> list[tuple[str, TraceFil
     files = [(c.name, f) for c in captures for f in c.kineto]
     if not files:
         raise CommandError("there are no Kineto traces here; merge draws these, not execution traces")
-    have = {f.rank for _, f in files if f.rank is not None}
-    try:
-        wanted = resolve_ranks(parse_ranks(ranks), max(have, default=0) + 1) if ranks.strip() else tuple(sorted(have))
-    except ValueError as error:
-        raise CommandError(str(error).replace("profile_ranks", "--ranks")) from None
-    if missing := [rank for rank in wanted if rank not in have]:
-        raise CommandError(
-            f"there are no traces of ranks {format_ranks(missing)}, only of {format_ranks(sorted(have)) or 'none'}"
-        )
+    wanted = wanted_ranks(ranks, {f.rank for _, f in files if f.rank is not None})
     if not ranks.strip():
         return sorted(files, key=lambda item: (item[1].rank is None, item[1].rank or 0))
     return sorted((item for item in files if item[1].rank in wanted), key=lambda item: item[1].rank or 0)
@@ -146,7 +139,7 @@ def _report(output: str, size: int, scans: Sequence[Scan], alignment: Alignment,
         del content["alignment"]["offsets"]  # type: ignore[attr-defined]
         print(json.dumps(content, indent=2))  # noqa: T201 - the command's output
     else:
-        print(f"{output}: {size / 1e6:.3g} MB, ranks {format_ranks(ranks)}")  # noqa: T201
+        print(f"{output}: {size / 1e6:.3g} MB, {named_ranks(ranks)}")  # noqa: T201
         print(_describe(alignment))  # noqa: T201
         if moved:
             print(f"{moved} slices run at the same time as others of their thread: they have rows of their own")  # noqa: T201

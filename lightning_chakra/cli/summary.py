@@ -14,6 +14,7 @@ from lightning_chakra.cli.activity import Collective, Operator, RankActivity, Sp
 from lightning_chakra.cli.captures import Capture, find_captures
 from lightning_chakra.cli.errors import EXIT_OK, EXIT_WRONG, CommandError
 from lightning_chakra.cli.jobs import add_jobs_argument, map_ranks
+from lightning_chakra.cli.selection import add_ranks_argument, wanted_ranks
 
 SUMMARY = "what happened? steps, slowest rank, operators, collectives, gaps"
 
@@ -27,6 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="operators, collectives and gaps to list")
     parser.add_argument("--plot", metavar="FILE", help="draw the steps and the operators, FILE.png or FILE.html")
+    add_ranks_argument(parser)
     add_jobs_argument(parser)
 
 
@@ -42,11 +44,15 @@ def run(args: Namespace) -> int:
     tasks = [(index, trace) for index, capture in enumerate(captures) for trace in capture.kineto]
     if not tasks:
         raise CommandError(f"no Kineto traces in {args.path}: only those have times")
+    if args.ranks.strip():
+        wanted = wanted_ranks(args.ranks, {trace.rank for _, trace in tasks if trace.rank is not None})
+        tasks = [(index, trace) for index, trace in tasks if trace.rank in wanted]
     activities = map_ranks(read_activity, [trace for _, trace in tasks], args.jobs)
     windows = []
     for index, capture in enumerate(captures):
         ranks = [activity for (owner, _), activity in zip(tasks, activities, strict=True) if owner == index]
-        windows.append(summarize(capture, ranks))
+        if ranks or not args.ranks.strip():
+            windows.append(summarize(capture, ranks))
     if args.json:
         json.dump(
             {"path": args.path, "windows": [_as_json(window, args.top) for window in windows]}, sys.stdout, indent=1
@@ -178,7 +184,7 @@ def _print(window: Window, count: int) -> None:
 
     out = console()
     read = [rank for rank in window.ranks if rank.error is None]
-    out.print(Text(f"{window.name}: {len(read)} ranks", "bold"))
+    out.print(Text(f"{window.name}: {len(read)} {'rank' if len(read) == 1 else 'ranks'}", "bold"))
     for rank in window.ranks:
         if rank.error is not None:
             out.print(Text(f"{rank.name}: {rank.error} (lightning-chakra check says more)", "bold red"))

@@ -150,7 +150,7 @@ def test_ranks_are_chosen(tmp_path, capsys, tools):
     assert written(tmp_path) == ["x.1.et", "x.2.et"]
     code, said = run(tmp_path, capsys, "--ranks", "1,5")
     assert code == 2
-    assert "no traces of ranks 5, only of 0-2" in said
+    assert "no traces of rank 5, only of ranks 0-2" in said
 
 
 @pytest.mark.parametrize(

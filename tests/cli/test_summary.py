@@ -205,6 +205,16 @@ def test_a_recorded_capture(capture: Path, capsys: pytest.CaptureFixture[str]) -
     assert not any(name.startswith("ProfilerStep") for name in names)
 
 
+def test_some_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(3):
+        write(tmp_path / "step-00000010", rank)
+    write(tmp_path / "step-00000020", 0)
+    (window,) = summary(tmp_path, capsys, "--ranks", "1-2")
+    assert (window["name"], [rank["rank"] for rank in window["ranks"]]) == ("step-00000010", [1, 2])
+    assert main(["summary", str(tmp_path), "--ranks", "2-3"]) == 2
+    assert "there are no traces of rank 3, only of ranks 0-2" in capsys.readouterr().err
+
+
 def test_names_like_markup_are_printed_as_they_are(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rewrite(capture / "pytorch_profile/rank-0.json.gz", ('"aten::addmm"', '"[bold]:smile: [/x] {n}"'))
     assert main(["summary", str(capture), "--top", "100"]) == 0
