@@ -25,9 +25,12 @@ MOST_NAMES = 200_000
 _START: dict[Kind, bytes] = {"kineto": b"\n  {\n", "chakra": b"\n      {\n"}
 
 # Matches where a name is not plain text between the quotes of its template. Unlike re, regex searches without the GIL.
-_SUSPECT: dict[Kind, regex.Pattern[bytes]] = {
-    "kineto": regex.compile(rb'"name": "[^"]*"(?!,?\n)'),
-    "chakra": regex.compile(rb'\n        "id": (?!\d+, "name": "[^"\\\x00-\x1f\x7f]*", "ctrl_deps": \d+,\n)'),
+_SUSPECT: dict[Kind, tuple[regex.Pattern[bytes], ...]] = {
+    "kineto": (
+        regex.compile(rb'"name": "[^"]*"(?!,?\n)'),
+        regex.compile(rb'"CallFrom": "[^"]*"(?!, "Python )'),  # of a Python function, since torch 2.14
+    ),
+    "chakra": (regex.compile(rb'\n        "id": (?!\d+, "name": "[^"\\\x00-\x1f\x7f]*", "ctrl_deps": \d+,\n)'),),
 }
 # What a healthy file of the kind has nowhere.
 _SUSPECT_TEXT: dict[Kind, tuple[bytes, ...]] = {
@@ -38,6 +41,7 @@ _SUSPECT_TEXT: dict[Kind, tuple[bytes, ...]] = {
 _INFINITE = regex.compile(rb'per SM": inf')
 
 _KINETO_NAME = re.compile(rb'^(    (?:  )?"name": ")(.*)(",?)$', re.MULTILINE)
+_KINETO_CALLER = re.compile(rb'("CallFrom": ")(.*?)(", "Python )')
 _KINETO_ID = re.compile(rb'"Record function id": (\d+)[,\s]')
 _KINETO_END = re.compile(rb'(\n  \],.*"traceName": ")(.*)(" \}\s*)\Z', re.DOTALL)
 _ET_NAME = re.compile(
@@ -102,7 +106,7 @@ class Mender:
         if kind == "kineto" and not odd:
             odd = _INFINITE.search(block, concurrent=True) is not None
         names = bool(self._names) and kind == "kineto"
-        if not odd and not names and not _SUSPECT[kind].search(block, 0, length, concurrent=True):
+        if not (odd or names or any(s.search(block, 0, length, concurrent=True) for s in _SUSPECT[kind])):
             return memoryview(block)[:length]
         mend = self._mend_event if kind == "kineto" else self._mend_node
         head, *items = block[:length].split(_START[kind])
@@ -116,8 +120,9 @@ class Mender:
         true_name = None
         if self._names and (found := _KINETO_ID.search(event)):
             true_name = self._names.get(int(found[1]))
-        if true_name is None and b"\\" not in event and not _SUSPECT["kineto"].search(event):
+        if true_name is None and b"\\" not in event and not any(s.search(event) for s in _SUSPECT["kineto"]):
             return event
+        event = _KINETO_CALLER.sub(lambda m: m[1] + _escaped(m[2].replace(b'\\"', b'"')) + m[3], event)
 
         def mended(match: re.Match[bytes]) -> bytes:
             # A backslash can only be the escape of a version of Kineto that escapes quotes: others became slashes.
