@@ -17,6 +17,7 @@ from lightning_chakra._version import __version__
 from lightning_chakra.barrier import FlushBarrier, GlooBarrier, StrategyBarrier
 from lightning_chakra.layout import Kind, PublishedTrace, TraceLayout, is_occupied, is_url, run_folder
 from lightning_chakra.messages import info, warn
+from lightning_chakra.private_torch import others
 from lightning_chakra.ranks import format_ranks, parse_ranks, resolve_ranks
 from lightning_chakra.recorder import RecordOptions, TraceRecorder
 from lightning_chakra.schedule import ProfileSchedule
@@ -121,6 +122,7 @@ class ChakraProfilerCallback(Callback):
         self.barrier_timeout = float(barrier_timeout)
         self._traces: list[PublishedTrace] = []
         self._profiling: _Profiling | None = None
+        others.watch()  # one that is prepared by the time the fit begins must be known
 
     @property
     def traces(self) -> list[PublishedTrace]:

@@ -24,10 +24,14 @@ MOST_NAMES = 200_000
 # Where an event or a node begins, and thus where a piece can be cut.
 _START: dict[Kind, bytes] = {"kineto": b"\n  {\n", "chakra": b"\n      {\n"}
 
+# Older Kineto (torch 2.9) has an event's name and ids in one line, and lines of its own for what it names itself.
+_IDS = rb', "pid": (?:\d+|"[\w ]+"), "tid": (?:\d+|"[\w ]+"),\n'
+_KINETO_FIXED = rb', "ph": "(?:M", "ts": |i", "s": "g",\n)'
+
 # Matches where a name is not plain text between the quotes of its template. Unlike re, regex searches without the GIL.
 _SUSPECT: dict[Kind, tuple[regex.Pattern[bytes], ...]] = {
     "kineto": (
-        regex.compile(rb'"name": "[^"]*"(?!,?\n)'),
+        regex.compile(rb'"name": "[^"]*"(?!,?\n|%b|%b)' % (_IDS, _KINETO_FIXED)),
         regex.compile(rb'"CallFrom": "[^"]*"(?!, "Python )'),  # of a Python function, since torch 2.14
     ),
     "chakra": (regex.compile(rb'\n        "id": (?!\d+, "name": "[^"\\\x00-\x1f\x7f]*", "ctrl_deps": \d+,\n)'),),
@@ -40,10 +44,14 @@ _SUSPECT_TEXT: dict[Kind, tuple[bytes, ...]] = {
 # Kineto divides by a number of multiprocessors that it may not know.
 _INFINITE = regex.compile(rb'per SM": inf')
 
-_KINETO_NAME = re.compile(rb'^(    (?:  )?"name": ")(.*)(",?)$', re.MULTILINE)
+_KINETO_NAME = re.compile(
+    rb'^(    (?:  )?"name": "(?![^"]*"%b)|    "ph": "\w", "cat": "[^"]*", "name": ")(.*)(",?|"%b)$'
+    % (_KINETO_FIXED, _IDS.removesuffix(rb"\n")),
+    re.MULTILINE,
+)
 _KINETO_CALLER = re.compile(rb'("CallFrom": ")(.*?)(", "Python )')
 _KINETO_ID = re.compile(rb'"Record function id": (\d+)[,\s]')
-_KINETO_END = re.compile(rb'(\n  \],.*"traceName": ")(.*)(" \}\s*)\Z', re.DOTALL)
+_KINETO_END = re.compile(rb'(\n  \],.*"traceName": ")(.*)("\s*\}\s*)\Z', re.DOTALL)
 _ET_NAME = re.compile(
     rb'\A(        "id": \d+, "name": ")(.*?)(", "ctrl_deps": \d+,\n        "inputs": \{"values": )', re.DOTALL
 )

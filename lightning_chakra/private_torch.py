@@ -1,8 +1,10 @@
 """Every use of torch that torch does not promise to keep, each with what happens where it is missing."""
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -55,35 +57,53 @@ def is_noted(note: int) -> bool:
     return profiler_enabled() == bool(note) if noted is None else noted is note
 
 
-def before_others(call: Callable[[], None]) -> Callable[[], None]:
-    """Let ``call`` run each time before a profiler is prepared or started, until the returned function is called.
+class OtherProfilers:
+    """What the profilers of other people do in this process, seen in the three calls by which torch drives one.
 
-    Where torch has no such place nothing is called, and who starts a second profiler gets what torch does then.
+    Two that overlap are a segmentation fault, also where one of them is only prepared (the warmup of its schedule), of
+    which torch itself tells nobody. Where torch has not these calls nothing is seen, and who mixes profilers gets what
+    torch does then.
     """
-    module: Any = torch.autograd.profiler
-    originals = {name: getattr(module, name) for name in _BEGINNINGS if hasattr(module, name)}
-    wrappers = {name: _calling_first(call, original) for name, original in originals.items()}
-    for name, wrapper in wrappers.items():
-        setattr(module, name, wrapper)
 
-    def restore() -> None:
-        for name, wrapper in wrappers.items():
-            if getattr(module, name) is wrapper:
-                setattr(module, name, originals[name])
+    def __init__(self) -> None:
+        self.busy = False
+        """Whether one is prepared or runs. One that was begun before :meth:`watch` is not seen."""
+        self.before: Callable[[], None] | None = None
+        """Called before one is prepared or started."""
+        self._ours = threading.local()
 
-    return restore
+    def watch(self) -> None:
+        """Look at all such calls from now on. Does nothing the second time."""
+        module: Any = torch.autograd.profiler
+        for name, begins in (("_prepare_profiler", True), ("_enable_profiler", True), ("_disable_profiler", False)):
+            function = getattr(module, name, None)
+            if function is not None and not hasattr(function, "_of_others"):
+                setattr(module, name, self._watched(function, begins))
+
+    @contextlib.contextmanager
+    def ours(self) -> Iterator[None]:
+        """In this block the calls of this thread are our own."""
+        self._ours.calls = True
+        try:
+            yield
+        finally:
+            self._ours.calls = False
+
+    def _watched(self, function: Callable[..., Any], begins: bool) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if getattr(self._ours, "calls", False):
+                return function(*args, **kwargs)
+            if begins and self.before is not None:
+                self.before()
+            self.busy = begins
+            return function(*args, **kwargs)
+
+        watched._of_others = True  # type: ignore[attr-defined]  # marks what is watched
+        return watched
 
 
-_BEGINNINGS = ("_prepare_profiler", "_enable_profiler")
-
-
-def _calling_first(call: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def both(*args: Any, **kwargs: Any) -> Any:
-        call()
-        return function(*args, **kwargs)
-
-    return both
+others = OtherProfilers()
 
 
 def gloo_group(name: str, timeout: float) -> tuple[Any, Any]:

@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,9 @@ from lightning_chakra.private_torch import (
     PREPARED,
     RUNNING,
     KinetoProfile,
-    before_others,
     is_noted,
     note_owner,
+    others,
     profiler_enabled,
     trace_only_config,
 )
@@ -73,6 +73,8 @@ class TraceRecorder:
         self.problems: list[str] = []
         """What could not be recorded although the window goes on; the owner takes and tells it."""
         self._finished: RawWindow | None = None
+        others.watch()
+        others.before = self._make_way
 
     @property
     def recording(self) -> bool:
@@ -138,12 +140,39 @@ class TraceRecorder:
         with deferred_signals():
             window, self._live = self._live, None
             self._lost = False
-            if window is None:
+            if window is not None:
+                with contextlib.suppress(Exception):
+                    window.close(True, [])
+                if window.raw is not None:
+                    shutil.rmtree(window.raw.folder, ignore_errors=True)
+            if (finished := self.take()) is not None:
+                shutil.rmtree(finished.folder, ignore_errors=True)
+
+    def end(self) -> None:
+        """Drop everything, and look no more at what other profilers do."""
+        self.discard()
+        if others.before == self._make_way:
+            others.before = None
+
+    def _make_way(self) -> None:
+        """Another profiler is about to begin: this one must be over by then.
+
+        What it only prepared is released; a window ends here and is kept. In another thread than that of the window
+        nothing can be stopped.
+        """
+        window = self._live
+        if window is None or not window.is_here:
+            return
+        with deferred_signals():
+            if window.raw is None:
+                window.release()
                 return
-            with contextlib.suppress(Exception):
-                window.close(True, [])
-            if window.raw is not None:
-                shutil.rmtree(window.raw.folder, ignore_errors=True)
+            self._live, self._lost = None, True
+            self.problems.append(
+                "the window ends where another profiler was started; what it recorded until then is kept"
+            )
+            with contextlib.suppress(Exception):  # nothing of this belongs into the code of who starts a profiler
+                self._finished = window.close(True, self.problems)
 
 
 class _Window:
@@ -155,23 +184,26 @@ class _Window:
         self._thread = threading.get_ident()
         self._ranges: list[tuple[str, record_function]] = []
         self._trace: ExecutionTrace | None = None
-        self._unwatch: Callable[[], None] = lambda: None
         self.raw: RawWindow | None = None
-        if profiler_enabled():
-            raise RecorderError("another profiler is running in this process")
-        self._profile = _profile(options)
-        self._profile.prepare_trace()
+        _refuse_beside_others()
+        self._prepare()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the thread that can stop it."""
+        return threading.get_ident() == self._thread
+
+    def _prepare(self) -> None:
+        self._profile = _profile(self._options)
+        with others.ours():
+            self._profile.prepare_trace()
         note_owner(PREPARED)
-        self._unwatch = before_others(self._make_way)
 
     def start(self, scratch: Scratch, step: int, problems: list[str]) -> None:
-        if profiler_enabled():
-            raise RecorderError("another profiler is running in this process")
-        self._unwatch()
+        _refuse_beside_others()
         if not is_noted(PREPARED):
             # Somebody ran a profiler since: starting on what he left is a segmentation fault.
-            self._profile = _profile(self._options)
-            self._profile.prepare_trace()
+            self._prepare()
         self.raw = raw = scratch.open_window(step)
         files = {file.kind: file for file in raw.files}
         if "chakra" in files:
@@ -187,9 +219,9 @@ class _Window:
             if key != "lightning_chakra" and not (key == "distributedInfo" and _has_process_group()):
                 self._profile.preset_metadata_json(key, json.dumps(value))
         note_owner(NOBODY)  # if it raises
-        self._profile.start_trace()
+        with others.ours():
+            self._profile.start_trace()
         note_owner(RUNNING)
-        self._unwatch = before_others(self._make_way)
 
     def mark(self, step: int) -> None:
         assert self.raw is not None
@@ -209,23 +241,10 @@ class _Window:
         while self._ranges:
             self._ranges.pop()[1].__exit__(None, None, None)
 
-    def _make_way(self) -> None:
-        """Another profiler begins, and takes over what this one has.
-
-        A range that ends under it would write into memory that torch has freed. On what this one prepared it would
-        fail at its end (torch before 2.13).
-        """
-        if threading.get_ident() != self._thread:
-            return  # profilers of other threads do not see the ranges of this one
-        self.leave_all()
-        if self.raw is None:
-            self._release()
-
     def close(self, partial: bool, problems: list[str]) -> RawWindow | None:
         self.leave_all()
-        self._unwatch()
         if self.raw is None:
-            self._release()
+            self.release()
             return None
         raw = dataclasses.replace(self.raw, partial=partial)
         kept = {file.kind: file for file in raw.files}
@@ -283,10 +302,10 @@ class _Window:
                 over is a segmentation fault. Or this is the end of the interpreter while a daemon thread still trains:
                 stopping in another thread is one as well, and leaving the profiler alone is not.
         """
-        if threading.get_ident() != self._thread:
+        if not self.is_here:
             raise RecorderError("the training still runs in another thread, which alone could stop the profiler")
         if not is_noted(RUNNING):
-            self._release()
+            self.release()
             raise RecorderError("another profiler was started in it and ended it")
         try:
             span = {"first_step": raw.first_step, "last_step": raw.last_step, "partial": raw.partial}
@@ -294,18 +313,26 @@ class _Window:
             self._profile.add_metadata_json("lightning_chakra", entry)
         finally:
             try:
-                self._profile.stop_trace()
+                with others.ours():
+                    self._profile.stop_trace()
             finally:
                 note_owner(NOBODY)
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """End a profiler that was prepared and never started; torch's own way out of the warmup."""
-        self._unwatch()
         # A note that is gone is another profiler's; so is what it left in Kineto.
-        if threading.get_ident() == self._thread and is_noted(PREPARED) and not profiler_enabled():
-            self._profile.start_trace()
-            self._profile.stop_trace()
+        if self.is_here and is_noted(PREPARED) and not profiler_enabled():
+            with others.ours():
+                self._profile.start_trace()
+                self._profile.stop_trace()
             note_owner(NOBODY)
+
+
+def _refuse_beside_others() -> None:
+    if profiler_enabled():
+        raise RecorderError("another profiler is running in this process")
+    if others.busy:
+        raise RecorderError("another profiler is prepared in this process, or was and never stopped")
 
 
 def _profile(options: RecordOptions) -> Any:

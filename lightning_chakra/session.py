@@ -214,7 +214,7 @@ class ProfilingSession:
         """Give everything back. Not a collective. Does nothing the second time."""
         atexit.unregister(self.abort)
         if self._recording is not None:
-            self._recording.recorder.discard()
+            self._recording.recorder.end()
             self._recording.writer.close()
             self._recording.scratch.close()
             self._recording = None

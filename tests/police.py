@@ -10,8 +10,9 @@ import torch.autograd.profiler
 import torch.distributed
 from torch.profiler import ExecutionTraceObserver
 
+from lightning_chakra.private_torch import others
+
 _register_callback = ExecutionTraceObserver.register_callback
-_beginnings = (torch.autograd.profiler._prepare_profiler, torch.autograd.profiler._enable_profiler)
 
 
 def offences(*, process_group: bool = True) -> list[str]:
@@ -22,8 +23,8 @@ def offences(*, process_group: bool = True) -> list[str]:
         found.append("Kineto is on")
     if ExecutionTraceObserver.register_callback is not _register_callback:
         found.append("observers cannot be registered")
-    if _beginnings != (torch.autograd.profiler._prepare_profiler, torch.autograd.profiler._enable_profiler):
-        found.append("beginnings of profilers are watched")
+    if others.before is not None:
+        found.append("other profilers are listened to")
     if not _slot_is_free():
         found.append("the observer slot is taken")
     found += [f"thread {thread.name}" for thread in threading.enumerate() if thread.name.startswith("lightning-chakra")]

@@ -36,8 +36,8 @@ ALLOWED = {
     "writer": {"layout", "mend", "storage"},
     "session": {"barrier", "layout", "messages", "recorder", "schedule", "scratch", "signals", "writer"},
     "callback": {
-        "_version", "barrier", "layout", "messages", "ranks", "recorder", "schedule", "scratch", "session", "storage",
-        "writer",
+        "_version", "barrier", "layout", "messages", "private_torch", "ranks", "recorder", "schedule", "scratch",
+        "session", "storage", "writer",
     },
     "autoload": {"callback", "messages"},
     "__init__": {"_version", "callback", "layout"},

@@ -119,7 +119,7 @@ def test_hostile_names_without_an_execution_trace(out: Path) -> None:
 # The two templates, as torch 2.13 fills them.
 
 
-def event(name: str, number: int, args: str = "") -> str:
+def new_event(name: str, number: int, args: str = "") -> str:
     return (
         f'\n  {{\n    "ph": "X",\n    "cat": "cpu_op",\n    "name": "{name}",\n    "pid": 9,\n    "tid": 9,\n'
         f'    "ts": 53.858,\n    "dur": 2.264\n    ,\n    "args": {{\n      "External id": {number},'
@@ -127,7 +127,26 @@ def event(name: str, number: int, args: str = "") -> str:
     )
 
 
-def kineto_file(events: list[str], path: str = "/tmp/k.json") -> bytes:
+def old_event(name: str, number: int, args: str = "") -> str:
+    """The same of torch 2.9."""
+    return (
+        f'\n  {{\n    "ph": "X", "cat": "cpu_op", "name": "{name}", "pid": 9, "tid": 9,\n'
+        f'    "ts": 53.858, "dur": 2.264,\n    "args": {{\n      "External id": {number},'
+        f'"Record function id": {number}, {args}"Ev Idx": {number}\n    }}\n  }},'
+    )
+
+
+def old_kineto_file(events: list[str], path: str = "/tmp/k.json") -> bytes:
+    head = '\n  {\n    "schemaVersion": 1,\n    "deviceProperties": [\n    ],\n  "traceEvents": ['
+    ids = '"ts": 5.896, "pid": 9, "tid": 9,'
+    head += (
+        f'\n  {{\n    "name": "thread_name", "ph": "M", {ids}\n    "args": {{\n      "name": "thr"ead"\n    }}\n  }},'
+    )
+    end = '\n  {\n    "name": "Record Window End", "ph": "i", "s": "g",\n    "pid": "", "tid": "", "ts": 5.896\n  }'
+    return (head + "".join(events) + end + f'\n  ],\n  "traceName": "{path}"\n}}').encode("utf-8", "surrogateescape")
+
+
+def new_kineto_file(events: list[str], path: str = "/tmp/k.json") -> bytes:
     head = ' {\n    "schemaVersion": 1,\n    "deviceProperties": [],\n    \n    "traceEvents": [\n    '
     thread = '\n  {\n    "ph": "M",\n    "name": "thread_name",\n    "args": {\n      "name": "thr"ead"\n    }\n  },'
     end = '\n  {\n    "ph": "i",\n    "name": "Record Window End",\n    "ts": 5.896\n    \n  }'
@@ -162,11 +181,14 @@ def spelled_by_kineto(name: str) -> str:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=6), st.integers(1, 3000))
-@example(HOSTILE, 100)
-@example(["\x7f"], 1)
-@example(['"\n', "\\", '",\n', '"}'], 1)
-def test_any_name_survives_pieces_of_any_size(names: list[str], piece: int) -> None:
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=6), st.integers(1, 3000), st.booleans())
+@example(HOSTILE, 100, False)
+@example(HOSTILE, 100, True)
+@example(["\x7f"], 1, False)
+@example(['"\n', "\\", '",\n', '"}'], 1, False)
+@example(['a", "pid": 3, "tid": 4,', 'a", "ph": "i", "s": "g'], 1, True)
+def test_any_name_survives_pieces_of_any_size(names: list[str], piece: int, old: bool) -> None:
+    event, kineto_file = (old_event, old_kineto_file) if old else (new_event, new_kineto_file)
     mender = Mender()
     et = strictly(mended(mender, et_file([node(n, i) for i, n in enumerate(names, 2)]), "chakra", piece))
     raw = kineto_file([event(spelled_by_kineto(n), i) for i, n in enumerate(names, 2)], 'pa"th')
@@ -178,30 +200,30 @@ def test_any_name_survives_pieces_of_any_size(names: list[str], piece: int) -> N
 
 
 def test_only_the_broken_string_changes() -> None:
-    events = [event("aten::add", 2), event('qu"ote', 3), event("aten::mul", 4)]
-    raw = kineto_file(events).replace(b'thr"ead', b"thread")
+    events = [new_event("aten::add", 2), new_event('qu"ote', 3), new_event("aten::mul", 4)]
+    raw = new_kineto_file(events).replace(b'thr"ead', b"thread")
     assert mended(Mender(), raw, "kineto", 64) == raw.replace(b'qu"ote', b'qu\\"ote')
     raw = et_file([node("aten::add", 2), node("a\tb", 3), node("ü", 4)])
     assert mended(Mender(), raw, "chakra", 64) == raw.replace(b"a\tb", b"a\\tb")
 
 
 def test_quotes_that_kineto_escaped_itself_stay() -> None:
-    raw = kineto_file([event('qu\\"ote', 3)]).replace(b'thr"ead', b"thread")
+    raw = new_kineto_file([new_event('qu\\"ote', 3)]).replace(b'thr"ead', b"thread")
     assert mended(Mender(), raw, "kineto", 64) == raw
 
 
 def test_a_caller_in_a_file_with_a_quote_in_its_name() -> None:
     """As torch 2.14 writes it, with stacks."""
     args = '"CallFrom": "fi"le/.py:1", "Python parent id": 971, '
-    raw = kineto_file([event("f", 7, args), event("g", 8)]).replace(b'thr"ead', b"thread")
+    raw = new_kineto_file([new_event("f", 7, args), new_event("g", 8)]).replace(b'thr"ead', b"thread")
     assert mended(Mender(), raw, "kineto", 4096) == raw.replace(b'fi"le', b'fi\\"le')
 
 
 def test_values_that_are_no_json() -> None:
-    raw = kineto_file([event("k", 2, '"blocks per SM": inf, "x": -nan, "s": "a\tb", ')])
+    raw = new_kineto_file([new_event("k", 2, '"blocks per SM": inf, "x": -nan, "s": "a\tb", ')])
     args = strictly(mended(Mender(), raw, "kineto", 1000))["traceEvents"][1]["args"]
     assert (args["blocks per SM"], args["x"], args["s"]) == ("inf", "-nan", "a\tb")
-    raw = kineto_file([event("thread \udcc3", 2)])
+    raw = new_kineto_file([new_event("thread \udcc3", 2)])
     assert strictly(mended(Mender(), raw, "kineto", 1000))["traceEvents"][1]["name"] == "thread \ufffd"
 
 
@@ -211,14 +233,14 @@ def test_memory_does_not_grow_with_the_file(monkeypatch: pytest.MonkeyPatch) -> 
     et = strictly(mended(mender, et_file([node("a\tb", i) for i in range(2, 100)]), "chakra", 512))
     assert {n["name"] for n in et["nodes"]} == {"a\tb"}
     assert [attribute(n, "rf_id") for n in et["nodes"]] == list(range(2, 100))
-    kineto = strictly(mended(mender, kineto_file([event("unknown", i) for i in range(2, 100)]), "kineto", 512))
+    kineto = strictly(mended(mender, new_kineto_file([new_event("unknown", i) for i in range(2, 100)]), "kineto", 512))
     assert [e["name"] for e in kineto["traceEvents"][1:-1]] == ["a\tb"] * 10 + ["unknown"] * 88
 
 
 def test_what_cannot_be_mended_is_kept_raw_and_said_once(tmp_path: Path) -> None:
     raw = tmp_path / "window" / "rank-0.json"
     raw.parent.mkdir()
-    raw.write_bytes(kineto_file([event("add", 2, '"k"ey": "\t", ')]))
+    raw.write_bytes(new_kineto_file([new_event("add", 2, '"k"ey": "\t", ')]))
     with pytest.raises(MendError):
         mended(Mender(), raw.read_bytes(), "kineto", 100)
     published: list[PublishedTrace] = []

@@ -10,7 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.profilers import PyTorchProfiler
 from packaging.version import Version
-from torch.profiler import ExecutionTraceObserver, profile
+from torch.profiler import ExecutionTraceObserver, profile, schedule
 
 from lightning_chakra import ChakraProfilerCallback
 from tests import police
@@ -46,6 +46,9 @@ def test_profilers_that_do_not_drive_kineto_are_welcome(out: Path, profiler: str
 
 
 # --- the user's own profiler, inside and outside of the window --------------------------------------------------------
+
+
+ENDED_BY_OTHER = "the window ends where another profiler was started; what it recorded until then is kept"
 
 
 class OwnProfiler(Model):
@@ -87,12 +90,73 @@ def test_own_profiler_started_in_the_window(out: Path, tmp_path: Path, first: in
     result = fitting({**SHORT, "dirpath": out}, {}, OwnProfiler(first, last, tmp_path / "own.json"), again=again)
     assert (result["error"], result["batches"]) == (None, 12)
     (warning,) = result["warnings"]
-    assert warning.startswith("rank 0, steps 3-4: no Kineto trace of this window: another profiler was started in it")
+    assert warning == f"rank 0, steps 3-4: {ENDED_BY_OTHER}. The training goes on."
     check_own(tmp_path / "own.json")
-    # the execution trace goes on, and is kept
-    assert files(out) == PAIR[:1]
-    assert et_marks(load(out / PAIR[0])) == [3, 4]
+    check_files(out, result, list(range(3, first + 1)), partial=True)
     check_clean(result, again)
+
+
+class Scheduled(Model):
+    """Has a profiler of its own with a schedule, which is prepared some steps before it records."""
+
+    def __init__(self, first: int, wait: int, warmup: int, active: int) -> None:
+        super().__init__(16)
+        self.first = first
+        self.schedule = schedule(wait=wait, warmup=warmup, active=active, repeat=1)
+        self.own: Any = None
+        self.recorded: list[int] = []
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == self.first:
+            self.own = profile(schedule=self.schedule, on_trace_ready=self.keep)
+            self.own.start()
+
+    def keep(self, own: profile) -> None:
+        self.recorded.append(len(own.events()))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.own is not None:
+            self.own.step()
+
+    def on_train_end(self) -> None:
+        self.own.stop()
+        self.own = None
+
+
+@pytest.mark.parametrize(
+    ("plan", "steps"),
+    [
+        ((3, 0, 1, 1), [3]),  # prepared in our window, and over with it
+        ((4, 0, 3, 1), [3, 4]),  # prepared in our window, and on after it
+        ((0, 4, 1, 1), [3, 4]),
+        ((0, 1, 3, 2), None),  # prepared before our warmup, and on in the window
+        ((1, 0, 9, 1), None),  # prepared all the while
+        ((2, 0, 2, 2), None),  # prepared in our warmup
+        ((6, 0, 1, 1), [3, 4]),
+    ],
+    ids=str,
+)
+def test_own_profiler_with_a_schedule(
+    out: Path, tmp_path: Path, plan: tuple[int, int, int, int], steps: list[int] | None
+) -> None:
+    again = tmp_path / "again"
+    callback = {**SHORT, "dirpath": out}
+    result, recorded = outcome(callback, plan, again, program=_fit_scheduled, fresh=True)  # ends as interpreters end
+    assert (result["error"], result["batches"]) == (None, 16)
+    assert recorded > 0
+    if steps is None:
+        assert "another profiler is" in result["warnings"][0]
+        assert files(out) == []
+    else:
+        assert files(out) == PAIR
+    check_clean(result, again)
+
+
+def _fit_scheduled(callback: Any, plan: tuple[int, int, int, int], again: Path) -> tuple[dict[str, Any], int]:
+    model = Scheduled(*plan)
+    result = fit(callback, {}, model)
+    result["again"] = fit({**callback, "dirpath": again}, {}, Model(9))
+    return result, model.recorded[0]
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 1), (2, 2), (5, 6)])
@@ -143,12 +207,11 @@ def test_own_profiler_in_the_window_with_an_observer_from_the_environment(
     model = OwnProfiler(first, last, tmp_path / "own.json")
     result = outcome(out, model, again, program=_with_environment, env={"ENABLE_PYTORCH_EXECUTION_TRACE": "1"})
     assert (result["error"], result["batches"]) == (None, 12)
-    kineto, et = result["warnings"]  # two owners lose something: one of Kineto, one of the slot
-    assert kineto.startswith("rank 0, steps 3-4: no Kineto trace of this window: another profiler was started in it")
-    assert et.startswith("rank 0, steps 3-4: another ExecutionTraceObserver was registered for ")
+    ended, refused = sorted(result["warnings"], key=lambda text: "Observer" in text)
+    assert ended.startswith(f"rank 0, steps 3-4: {ENDED_BY_OTHER}")
+    assert refused.startswith("rank 0, steps 3-4: another ExecutionTraceObserver was registered for ")
     check_own(tmp_path / "own.json")
-    assert files(out) == PAIR[:1]
-    assert et_marks(load(out / PAIR[0])) == [3, 4]
+    check_files(out, result, list(range(3, first + 1)), partial=True)
     check_clean(result, again)
 
 
