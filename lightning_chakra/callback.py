@@ -351,11 +351,11 @@ class ChakraProfilerCallback(Callback):
         if not self.options.execution_trace:
             what = "Kineto traces"
             hint = " (collect_chakra=True adds execution traces)"
+        steps = self.schedule.describe(first)
+        if self.step_unit == "optimizer_step" and not trainer.lightning_module.automatic_optimization:
+            steps += " (more where a step moves the global step by more than one, as with several optimizers)"
         moved = f", since {profiling.dirpath} holds earlier traces" if profiling.root != profiling.dirpath else ""
-        return (
-            f"recording {self.schedule.describe(first)} on {ranks} of {trainer.world_size}: {what}{hint}, "
-            f"to {profiling.root}{moved}"
-        )
+        return f"recording {steps} on {ranks} of {trainer.world_size}: {what}{hint}, to {profiling.root}{moved}"
 
     def _describe_end(self, total: Total, root: str) -> str:
         partial = f", {total.partial} of them of a window cut short" if total.partial else ""

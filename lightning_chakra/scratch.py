@@ -140,8 +140,13 @@ def leftovers(parent: str | None) -> Iterator[str]:
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(root)):
             folder = os.path.join(root, name)
-            if name.startswith(_PREFIX) and _is_abandoned(folder):
+            if name.startswith(_PREFIX) and is_abandoned(folder) and holds_raw_files(folder):
                 yield folder
+
+
+def holds_raw_files(folder: str) -> bool:
+    """Whether there is more in a scratch folder, or in a window of one, than the descriptions of both."""
+    return any(name not in ("owner.json", "window.json") for _, _, names in os.walk(folder) for name in names)
 
 
 def owner_rank(folder: str) -> int:
@@ -164,12 +169,12 @@ def windows(folder: str) -> list[RawWindow]:
     return found
 
 
-def _is_abandoned(folder: str) -> bool:
+def is_abandoned(folder: str) -> bool:
+    """Whether this is a scratch folder whose process on this host is gone."""
     try:
         owner = _read_owner(folder)
-        if owner["host_name"] != socket.gethostname() or _is_alive(int(owner["pid"]), owner.get("started")):
-            return False
-        return any(name.startswith("step-") for name in os.listdir(folder))
+        here = owner["host_name"] == socket.gethostname()
+        return here and not _is_alive(int(owner["pid"]), owner.get("started"))
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

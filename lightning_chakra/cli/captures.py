@@ -114,7 +114,10 @@ def find_captures(path: str) -> list[Capture]:
     if names == [last] and last.endswith((".json", ".gz")):  # an object store lists a file as itself
         names = []
     if not names and (is_url(root) or os.path.isfile(root)) and last.endswith((".json", ".gz")):
-        return [_foreign(parent, ".", [last])]
+        capture = _foreign(parent, ".", [last])
+        if not capture.kineto and not capture.chakra:
+            raise CommandError(f"{path} is neither a Kineto trace nor an execution trace")
+        return [capture]
     captures = _find(root, ".", names)
     if not captures:
         raise CommandError(f"no traces in {path}{_hint(root, names)}")

@@ -35,11 +35,13 @@ def map_ranks(function: Callable[[Task], Result], tasks: Iterable[Task], jobs: i
     Args:
         function: A function of a module: it is pickled.
         tasks: What it is called with.
-        jobs: Processes at a time; 0 or less: one per CPU that this process may use, at most 8.
+        jobs: Processes at a time; 0: one per CPU that this process may use, at most 8.
 
     Raises:
-        CommandError: A process was killed.
+        CommandError: ``jobs`` is negative, or a process was killed.
     """
+    if jobs < 0:
+        raise CommandError("--jobs: at least 1, or 0 for one per CPU")
     todo = list(tasks)
     jobs = min(jobs if jobs > 0 else min(_cpus(), _MOST), len(todo))
     if jobs <= 1:

@@ -23,7 +23,7 @@ from lightning_chakra.cli.errors import EXIT_OK, EXIT_WRONG, CommandError
 from lightning_chakra.cli.mending import mend_execution_trace
 from lightning_chakra.cli.reading import PIECE, open_trace
 from lightning_chakra.layout import FOLDERS, PublishedTrace, RawTrace, RawWindow, is_url, join
-from lightning_chakra.scratch import leftovers, read_window
+from lightning_chakra.scratch import holds_raw_files, is_abandoned, read_window
 from lightning_chakra.writer import TraceWriter, check_complete, describe_error
 
 SUMMARY = "publish what a killed process left in its scratch folder"
@@ -36,14 +36,15 @@ class Outcome:
     """What became of one raw file.
 
     Attributes:
-        status: ``"recovered"``, ``"published"`` (the dead process had done so itself) or ``"lost"``.
+        status: ``"recovered"``, ``"published"`` (the dead process had done so itself), ``"kept"`` (it could not be
+            published there; the raw file is as it was) or ``"lost"`` (nothing can recover it).
         target: The final name.
         bytes: Size under the final name; ``None`` if it is not there.
         partial: Whether the trace was mended and lacks the end of its window.
         note: What there is to say about it.
     """
 
-    status: Literal["recovered", "published", "lost"]
+    status: Literal["recovered", "published", "kept", "lost"]
     target: str
     bytes: int | None = None
     partial: bool = False
@@ -76,7 +77,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Recover, print what became of each file, and return 0 if nothing was lost, else 1."""
+    """Recover, print what became of each file, and return 0 if nothing was lost or kept, else 1."""
     outcomes = [
         outcome
         for found in list(_find(args.path, force=args.force))
@@ -85,17 +86,23 @@ def run(args: Namespace) -> int:
     if args.json:
         print(json.dumps([dataclasses.asdict(outcome) for outcome in outcomes], indent=1))  # noqa: T201 - its output
     elif not outcomes:
-        print(f"nothing was left behind in {args.path}: there is no scratch folder lightning-chakra-rank* in it")  # noqa: T201
+        is_one = os.path.isfile(os.path.join(args.path, "owner.json"))
+        why = "" if is_one else ": no scratch folder lightning-chakra-rank* with raw files is in it"
+        print(f"nothing was left behind in {args.path}{why}")  # noqa: T201
     else:
         for outcome in outcomes:
             print(_describe(outcome))  # noqa: T201
-    return EXIT_WRONG if any(outcome.status == "lost" for outcome in outcomes) else EXIT_OK
+    return EXIT_WRONG if any(outcome.status in ("kept", "lost") for outcome in outcomes) else EXIT_OK
 
 
 def _find(path: str, *, force: bool) -> Iterator[_Found]:
     root = os.path.abspath(os.path.expanduser(path))
     if not os.path.isdir(root):
-        raise CommandError(f"no such folder: {path}")
+        raise CommandError(
+            f"{path} is a file: name a scratch folder (lightning-chakra-*), or the folder it lies in"
+            if os.path.exists(root)
+            else f"no such folder: {path}"
+        )
     if os.path.isfile(os.path.join(root, "window.json")):
         scratch = os.path.dirname(root)
         if os.path.isfile(os.path.join(scratch, "owner.json")):
@@ -105,10 +112,9 @@ def _find(path: str, *, force: bool) -> Iterator[_Found]:
         _refuse_the_living(root, force=force)
         yield from _windows(root)
     else:
-        abandoned = set(leftovers(root))
         for name in sorted(os.listdir(root)):
             scratch = os.path.join(root, name)
-            if scratch in abandoned or (force and os.path.isfile(os.path.join(scratch, "owner.json"))):
+            if is_abandoned(scratch) or (force and os.path.isfile(os.path.join(scratch, "owner.json"))):
                 yield from _windows(scratch)
 
 
@@ -126,7 +132,7 @@ def _owner(scratch: str) -> dict[str, Any]:
 
 
 def _refuse_the_living(scratch: str, *, force: bool) -> None:
-    if force or scratch in leftovers(os.path.dirname(scratch)) or not any(map(_STEP.fullmatch, os.listdir(scratch))):
+    if force or is_abandoned(scratch) or not any(map(_STEP.fullmatch, os.listdir(scratch))):
         return
     owner = _owner(scratch)
     raise CommandError(
@@ -140,6 +146,10 @@ def _recover(found: _Found, dirpath: str | None, *, discard: bool) -> list[Outco
     try:
         window = read_window(found.folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
+        if not holds_raw_files(found.folder):  # the process died when it began the window
+            shutil.rmtree(found.folder, ignore_errors=True)
+            _remove_empty(os.path.dirname(found.folder))
+            return []
         return [Outcome("lost", found.folder, note=f"what it was meant for is not readable: {error}")]
     if dirpath is not None:
         files = tuple(dataclasses.replace(f, target=_below(dirpath, f.target)) for f in window.files)
@@ -149,10 +159,11 @@ def _recover(found: _Found, dirpath: str | None, *, discard: bool) -> list[Outco
         try:
             outcomes.append(_recover_file(window, file, found.pid))
         except Exception as error:  # fsspec: whatever its backend raises; the other file may still be recovered
-            outcomes.append(Outcome("lost", file.target, note=f"{describe_error(error)}; {file.path} is kept"))
-    kept = [file for file, outcome in zip(window.files, outcomes, strict=True) if outcome.status == "lost"]
-    rest = [path for file in kept for path in (file.path, f"{file.path}.tmp") if os.path.exists(path)]
-    if discard or not rest:
+            outcomes.append(Outcome("kept", file.target, note=f"{describe_error(error)}; the raw file is {file.path}"))
+    statuses = {file: outcome.status for file, outcome in zip(window.files, outcomes, strict=True)}
+    lost = [file for file, status in statuses.items() if status == "lost"]
+    rest = [path for file in lost for path in (file.path, f"{file.path}.tmp") if os.path.exists(path)]
+    if "kept" not in statuses.values() and (discard or not rest):
         shutil.rmtree(found.folder, ignore_errors=True)
         _remove_empty(os.path.dirname(found.folder))
     return outcomes
@@ -169,7 +180,8 @@ def _recover_file(window: RawWindow, file: RawTrace, pid: int | None) -> Outcome
         if _same(file):
             os.remove(file.path)
             return Outcome("published", file.target, size)
-        return Outcome("lost", file.target, size, note=f"another trace has that name; the raw one is {file.path}")
+        note = f"another trace has that name, say --dirpath to publish elsewhere; the raw file is {file.path}"
+        return Outcome("kept", file.target, size, note=note)
     with tempfile.TemporaryDirectory(dir=window.folder) as workshop:
         return _publish(dataclasses.replace(window, folder=workshop, files=(file,)), file, workshop)
 
@@ -193,7 +205,7 @@ def _publish(window: RawWindow, file: RawTrace, workshop: str) -> Outcome:
     writer.submit(dataclasses.replace(window, partial=partial or window.partial, files=(raw,)))
     writer.close()
     if errors := writer.take_errors():
-        return Outcome("lost", file.target, note=f"{errors[0].reason}; the raw file is kept: {file.path}")
+        return Outcome("kept", file.target, note=f"{errors[0].reason}; the raw file is {file.path}")
     with contextlib.suppress(FileNotFoundError):
         os.remove(file.path)
     return Outcome("recovered", file.target, published[0].bytes, partial, note)
@@ -270,7 +282,7 @@ def _remove_empty(scratch: str) -> None:
 
 def _describe(outcome: Outcome) -> str:
     size = "" if outcome.bytes is None else f" ({outcome.bytes / 1e6:.3g} MB)"
-    status = {"recovered": "recovered", "published": "was published", "lost": "LOST"}[outcome.status]
+    status = {"recovered": "recovered", "published": "was published", "kept": "KEPT", "lost": "LOST"}[outcome.status]
     if outcome.partial:
         status = "recovered in part"
     return f"{status}: {outcome.target}{size}" + (f": {outcome.note}" if outcome.note else "")

@@ -35,5 +35,10 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
         is_text = index < text_columns
         result.add_column(Text(name), justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
     for row in rows:
-        result.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+        result.add_row(*(cell if isinstance(cell, Text) else Text(_printable(str(cell))) for cell in row))
     return result
+
+
+def _printable(text: str) -> str:
+    """Names may hold anything: a newline would break the row, an escape would reach the terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

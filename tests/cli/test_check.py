@@ -327,6 +327,20 @@ def test_plain_torch_profiler(recorded: Path, capsys: pytest.CaptureFixture[str]
     assert (severity, what) == ("warning", "no ProfilerStep marks")
 
 
+def test_steps_that_move_the_global_step_by_more_than_one(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As with two optimizers: the marks are 10 and 12."""
+    for path in capture.glob("*/*.json.gz"):
+        content = text(path).replace("ProfilerStep#11", "ProfilerStep#12")
+        path.write_bytes(gzip.compress(re.sub(r'"last_step": ?11', '"last_step": 12', content).encode()))
+    assert problems(capture, capsys) == []
+
+
+def test_a_file_that_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "e.json").write_text("{}")
+    assert main(["check", str(tmp_path / "e.json")]) == 2
+    assert "e.json is neither a Kineto trace nor an execution trace" in capsys.readouterr().err
+
+
 def test_backend_ranges_need_no_link(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """gloo opens and closes its ranges in different threads: torch gives them the id 0 and no node."""
     gloo = '{"ph": "X", "cat": "user_annotation", "name": "gloo:all_reduce", "pid": 1, "tid": 2, "ts": 1, "dur": 1'

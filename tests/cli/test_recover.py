@@ -11,7 +11,7 @@ import pytest
 from lightning_chakra.cli import main
 from lightning_chakra.cli.mending import UNFINISHED, mend_execution_trace
 from lightning_chakra.layout import TraceLayout
-from lightning_chakra.scratch import Scratch
+from lightning_chakra.scratch import Scratch, leftovers
 
 # One process that records as the callback does and is killed in the middle of its window.
 VICTIM = """
@@ -195,7 +195,9 @@ def test_a_published_trace_is_never_touched(tmp_path, whole_trace, capsys):
     target.parent.mkdir(parents=True)
     target.write_bytes(gzip.compress(b"another"))
     assert recover(tmp_path / "s") == 1
-    assert "another trace has that name" in capsys.readouterr().out
+    assert "KEPT" in (said := capsys.readouterr().out)
+    assert "another trace has that name, say --dirpath" in said
+    assert recover(tmp_path / "s", "--discard") == 1  # not what could be recovered
     assert gzip.decompress(target.read_bytes()) == b"another"
     assert Path(window.files[1].path).read_bytes() == whole_trace
 
@@ -278,6 +280,16 @@ def test_an_unreadable_window_is_reported(tmp_path, whole_trace, capsys):
     assert Path(window.files[1].path).exists()
 
 
+def test_a_window_that_never_began_is_removed(tmp_path, whole_trace, capsys):
+    window = left_behind(tmp_path, chakra=whole_trace)
+    Path(window.folder, "window.json").unlink()
+    Path(window.files[1].path).unlink(), Path(window.files[0].path).unlink()
+    scratch = Path(window.folder).parent
+    assert list(leftovers(str(scratch.parent))) == []  # the next training says nothing
+    assert recover(scratch) == 0
+    assert not scratch.exists()
+
+
 def test_json_for_programs(tmp_path, whole_trace, capsys):
     left_behind(tmp_path, chakra=whole_trace[: len(whole_trace) // 2])
     assert recover(tmp_path / "s", "--json") == 0
@@ -289,3 +301,6 @@ def test_json_for_programs(tmp_path, whole_trace, capsys):
 def test_no_such_folder(tmp_path, capsys):
     assert recover(tmp_path / "nowhere") == 2
     assert "no such folder" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert recover(tmp_path / "file") == 2
+    assert "is a file: name a scratch folder" in capsys.readouterr().err

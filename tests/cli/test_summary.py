@@ -205,6 +205,14 @@ def test_a_recorded_capture(capture: Path, capsys: pytest.CaptureFixture[str]) -
     assert not any(name.startswith("ProfilerStep") for name in names)
 
 
+def test_names_that_would_break_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, 0, [event("cpu_op", "a\nb\x1b[31m", 0, 10)])
+    assert main(["summary", str(tmp_path)]) == 0
+    assert "a\\nb\\x1b[31m" in capsys.readouterr().out
+    assert main(["summary", str(tmp_path), "--jobs", "-2"]) == 2
+    assert "--jobs: at least 1" in capsys.readouterr().err
+
+
 def test_some_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in range(3):
         write(tmp_path / "step-00000010", rank)
