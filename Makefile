@@ -13,7 +13,7 @@ ET_REPLAY ?= et_replay @ git+https://github.com/facebookresearch/param.git@7b19f
 .PHONY: demo test lint docs pictures interop compat clean
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo 'Setting up $(VENV): some minutes and several hundred MB, once'
+	@echo 'Setting up $(VENV): some minutes and 1.5 GB of disk, once'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch

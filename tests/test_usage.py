@@ -123,7 +123,9 @@ def test_two_lines_of_rank_zero_for_all_ranks_and_nothing_on_stdout(out: Path) -
         f"lightning_chakra: recording steps 2 to 3 on rank 1 of 2: Kineto traces and Chakra execution traces, to {out}"
     )
     assert end.startswith(f"lightning_chakra: wrote 2 traces, {size / 1000:.1f} kB, to {out}. Open those in ")
-    assert [result.out for result in results] == ["", ""]
+    # torch 2.9 itself tells there of each gloo group
+    out_lines = [line for result in results for line in result.out.splitlines() if not line.startswith("[Gloo]")]
+    assert out_lines == []
 
 
 # Strategies and launchers --------------------------------------------------------------------------------------------
