@@ -297,11 +297,20 @@ def _announced(kineto: KinetoFacts, about: dict[str, Any]) -> Iterator[Problem]:
     first, last = about.get("first_step"), about.get("last_step")
     if about.get("partial") or not isinstance(first, int) or not isinstance(last, int):
         return
-    steps = sorted(kineto.steps)
+    steps = [step for step in sorted(kineto.steps) if first <= step <= last]
+    if len(steps) < len(kineto.steps):
+        yield Problem(
+            "error",
+            kineto.name,
+            f"steps {numbers(kineto.steps)}, but it announces {first}-{last}",
+            "the others are marks of another profiler, whose step() makes them, or ranges of that name: readers take "
+            "them for steps",
+        )
+        return
     active = (about.get("schedule") or {}).get("active")
     # with several optimizers the trainer's global step moves by more than one
     whole = len(steps) == active if isinstance(active, int) else steps == list(range(first, last + 1))
-    if (steps[0], steps[-1]) != (first, last) or not whole:
+    if not steps or (steps[0], steps[-1]) != (first, last) or not whole:
         yield Problem(
             "error",
             kineto.name,

@@ -335,6 +335,13 @@ def test_steps_that_move_the_global_step_by_more_than_one(capture: Path, capsys:
     assert problems(capture, capsys) == []
 
 
+def test_marks_of_another_profiler(capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in capture.glob("*/*.json.gz"):
+        rewrite(path, ('"aten::addmm"', '"ProfilerStep#3"'))
+    found = problems(capture, capsys)
+    assert [what for _, _, what in found] == ["steps 3, 10-11, but it announces 10-11"] * 2
+
+
 def test_a_file_that_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "e.json").write_text("{}")
     assert main(["check", str(tmp_path / "e.json")]) == 2
