@@ -44,6 +44,8 @@ def callbacks_from_environment() -> "list[ChakraProfilerCallback]":
                 f"{VARIABLE}={value!r}: cannot read {item!r}. It takes name=value with one of the arguments "
                 f"{', '.join(parameters)}; for example {VARIABLE}='profile_ranks=0-7:8 wait=50 collect_chakra=true'."
             )
+        if name in arguments:
+            raise ValueError(f"{VARIABLE}={value!r}: `{name}` is given twice.")
         try:
             arguments[name] = _convert(text, parameters[name].default)
         except ValueError as error:

@@ -44,6 +44,7 @@ def test_off(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     [
         ("wiat=50", "cannot read 'wiat=50'.*wait"),
         ("wait", "cannot read 'wait'"),
+        ("wait=3 active=2 wait=4", "`wait` is given twice"),
         ("wait=soon", "`wait` must be a number, not 'soon'"),
         ("collect_chakra=maybe", "`collect_chakra` must be true or false"),
         ("active=0", "active=0"),
