@@ -59,8 +59,10 @@ def callbacks_from_environment() -> "list[ChakraProfilerCallback]":
 def callbacks_for_pytorch_lightning() -> "list[ChakraProfilerCallback]":
     """The same for a Trainer of ``pytorch_lightning``; one before 2.6 fails on a callback of ``lightning.pytorch``."""
     callbacks = callbacks_from_environment()
+    if not callbacks:
+        return []
     release = version("pytorch-lightning")
-    if callbacks and tuple(map(int, release.split(".")[:2])) < (2, 6):
+    if tuple(map(int, release.split(".")[:2])) < (2, 6):
         from lightning_chakra.messages import warn
 
         warn(

@@ -18,7 +18,7 @@ from lightning_chakra.barrier import FlushBarrier, GlooBarrier, StrategyBarrier
 from lightning_chakra.layout import Kind, PublishedTrace, TraceLayout, is_occupied, is_url, run_folder
 from lightning_chakra.messages import info, warn
 from lightning_chakra.private_torch import others
-from lightning_chakra.ranks import format_ranks, parse_ranks, resolve_ranks
+from lightning_chakra.ranks import named_ranks, parse_ranks, resolve_ranks
 from lightning_chakra.recorder import RecordOptions, TraceRecorder
 from lightning_chakra.schedule import ProfileSchedule
 from lightning_chakra.scratch import Scratch, leftovers, owner_rank, windows
@@ -345,7 +345,6 @@ class ChakraProfilerCallback(Callback):
 
     def _describe_start(self, trainer: "pl.Trainer", profiling: "_Profiling") -> str:
         first = trainer.fit_loop.epoch_loop.total_batch_idx + 1 if self.step_unit == "batch" else trainer.global_step
-        ranks = ("rank " if len(profiling.profiled) == 1 else "ranks ") + format_ranks(profiling.profiled)
         what = "Kineto traces and Chakra execution traces"
         hint = ""
         if not self.options.execution_trace:
@@ -355,6 +354,7 @@ class ChakraProfilerCallback(Callback):
         if self.step_unit == "optimizer_step" and not trainer.lightning_module.automatic_optimization:
             steps += " (more where a step moves the global step by more than one, as with several optimizers)"
         moved = f", since {profiling.dirpath} holds earlier traces" if profiling.root != profiling.dirpath else ""
+        ranks = named_ranks(profiling.profiled)
         return f"recording {steps} on {ranks} of {trainer.world_size}: {what}{hint}, to {profiling.root}{moved}"
 
     def _describe_end(self, total: Total, root: str) -> str:

@@ -79,3 +79,8 @@ def format_ranks(ranks: Sequence[int]) -> str:
             parts.append(f"{rest[0]}-{rest[length - 1]}" + (f":{stride}" if stride > 1 else ""))
         rest = rest[length:]
     return ",".join(parts)
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """``rank 0`` or ``ranks 0-2``."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + format_ranks(ranks)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from lightning.pytorch import Trainer
+from packaging.version import Version
 from pytest_mock import MockerFixture
 
 from lightning_chakra import ChakraProfilerCallback
@@ -83,7 +84,9 @@ def _pytorch_lightning_trainer() -> Any:
     return [type(c).__name__ for c in pytorch_lightning.Trainer(accelerator="cpu", logger=False).callbacks]
 
 
-@pytest.mark.skipif(version("pytorch-lightning") < "2.6", reason="it takes no callback of lightning.pytorch")
+@pytest.mark.skipif(
+    Version(version("pytorch-lightning")) < Version("2.6"), reason="it takes no callback of lightning.pytorch"
+)
 def test_pytorch_lightning_asks_too() -> None:
     (names,) = harness.succeed(harness.run(_pytorch_lightning_trainer, env={VARIABLE: "1"}))
     assert "ChakraProfilerCallback" in names

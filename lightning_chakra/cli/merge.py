@@ -23,10 +23,10 @@ from lightning_chakra.cli.clocks import Alignment, Method, RankTimes, align
 from lightning_chakra.cli.errors import EXIT_OK, EXIT_WRONG, CommandError
 from lightning_chakra.cli.jobs import add_jobs_argument, map_ranks
 from lightning_chakra.cli.output import check_target, publish
-from lightning_chakra.cli.selection import add_ranks_argument, named_ranks, wanted_ranks
+from lightning_chakra.cli.selection import add_ranks_argument, wanted_ranks
 from lightning_chakra.cli.timeline import Scan, scan_trace, write_timeline
 from lightning_chakra.layout import FOLDERS
-from lightning_chakra.ranks import format_ranks
+from lightning_chakra.ranks import format_ranks, named_ranks
 
 SUMMARY = "one timeline of all ranks for Perfetto"
 

@@ -1,11 +1,11 @@
 """Which ranks a command is about: ``--ranks``."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from jsonargparse import ArgumentParser
 
 from lightning_chakra.cli.errors import CommandError
-from lightning_chakra.ranks import format_ranks, parse_ranks
+from lightning_chakra.ranks import named_ranks, parse_ranks
 
 
 def add_ranks_argument(parser: ArgumentParser) -> None:
@@ -28,8 +28,3 @@ def wanted_ranks(ranks: str, have: Collection[int]) -> list[int]:
             f"there are no traces of {named_ranks(missing)}, only of {named_ranks(sorted(have)) if have else 'none'}"
         )
     return wanted
-
-
-def named_ranks(ranks: Sequence[int]) -> str:
-    """``rank 0`` or ``ranks 0-2``."""
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {format_ranks(ranks)}"

@@ -231,7 +231,7 @@ def _settled() -> tuple[int, int]:
     """:func:`_own` once it rests: the server of the store drops a connection a moment after its other end did."""
     last = _own()
     while True:
-        time.sleep(0.5)
+        time.sleep(0.5)  # no event tells when a server of C++ has closed its end
         if last == (last := _own()):
             return last
 

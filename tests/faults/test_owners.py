@@ -128,7 +128,7 @@ class Scheduled(Model):
     [
         ((3, 0, 1, 1), [3]),  # prepared in our window, and over with it
         ((4, 0, 3, 1), [3, 4]),  # prepared in our window, and on after it
-        ((0, 4, 1, 1), [3, 4]),
+        ((0, 4, 1, 1), [3]),  # prepared by its step() at the end of batch 3
         ((0, 1, 3, 2), None),  # prepared before our warmup, and on in the window
         ((1, 0, 9, 1), None),  # prepared all the while
         ((2, 0, 2, 2), None),  # prepared in our warmup
@@ -149,6 +149,7 @@ def test_own_profiler_with_a_schedule(
         assert files(out) == []
     else:
         assert files(out) == PAIR
+        assert {(t["first_step"], t["last_step"]) for t in result["traces"]} == {(steps[0], steps[-1])}
     check_clean(result, again)
 
 
