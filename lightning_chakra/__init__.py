@@ -6,7 +6,7 @@ from lightning_chakra._version import __version__
 
 if TYPE_CHECKING:
     from lightning_chakra.callback import ChakraProfilerCallback
-    from lightning_chakra.layout import PublishedTrace
+    from lightning_chakra.recording.layout import PublishedTrace
 
 __all__ = ["ChakraProfilerCallback", "PublishedTrace", "__version__"]
 
@@ -18,7 +18,7 @@ def __getattr__(name: str) -> Any:
 
         return ChakraProfilerCallback
     if name == "PublishedTrace":
-        from lightning_chakra.layout import PublishedTrace
+        from lightning_chakra.recording.layout import PublishedTrace
 
         return PublishedTrace
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -63,7 +63,7 @@ def callbacks_for_pytorch_lightning() -> "list[ChakraProfilerCallback]":
         return []
     release = version("pytorch-lightning")
     if tuple(map(int, release.split(".")[:2])) < (2, 6):
-        from lightning_chakra.messages import warn
+        from lightning_chakra.recording.messages import warn
 
         warn(
             f"no trace: {VARIABLE} is set, and a Trainer of pytorch_lightning {release} takes no callback of "

@@ -10,7 +10,7 @@ import torch.autograd.profiler
 import torch.distributed
 from torch.profiler import ExecutionTraceObserver
 
-from lightning_chakra.private_torch import others
+from lightning_chakra.recording.private_torch import others
 
 _register_callback = ExecutionTraceObserver.register_callback
 

@@ -10,7 +10,7 @@ from pytest_mock import MockerFixture
 
 from lightning_chakra import ChakraProfilerCallback
 from lightning_chakra.autoload import VARIABLE, callbacks_for_pytorch_lightning, callbacks_from_environment
-from lightning_chakra.messages import ChakraProfilerWarning
+from lightning_chakra.recording.messages import ChakraProfilerWarning
 from tests import harness
 
 
@@ -21,9 +21,9 @@ def _ours(trainer: Trainer) -> list[ChakraProfilerCallback]:
 def test_a_trainer_gets_the_callback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "profile_ranks=0-7:8 wait=50 collect_chakra=true dirpath='/a b'")
     (callback,) = _ours(Trainer(accelerator="cpu", logger=False))
-    assert callback.profile_ranks == (range(0, 8, 8),)
+    assert callback.settings.ranks == (range(0, 8, 8),)
     assert callback.schedule.wait == 50
-    assert callback.options.execution_trace
+    assert callback.collect_chakra
     assert callback.dirpath == "/a b"
 
 

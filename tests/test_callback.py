@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from packaging.version import Version
 
 from lightning_chakra import ChakraProfilerCallback
-from lightning_chakra.messages import ChakraProfilerWarning
+from lightning_chakra.recording.messages import ChakraProfilerWarning
 from tests import programs
 from tests.police import offences
 from tests.reading import check_kineto, check_pair, files, load, operators

@@ -12,9 +12,10 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from lightning_chakra import ChakraProfilerCallback, private_torch, session
-from lightning_chakra.layout import RawTrace, RawWindow
-from lightning_chakra.writer import TraceWriter
+from lightning_chakra import ChakraProfilerCallback
+from lightning_chakra.recording import private_torch, session
+from lightning_chakra.recording.layout import RawTrace, RawWindow
+from lightning_chakra.recording.writer import TraceWriter
 from tests import harness, programs, reading
 
 FAR = 10**9
@@ -72,7 +73,7 @@ def spied(callback: dict[str, Any], trainer: dict[str, Any] | None = None) -> tu
 HOOKS = {
     "lightning_chakra.callback.ChakraProfilerCallback.on_train_batch_start",
     "lightning_chakra.callback.ChakraProfilerCallback.on_train_batch_end",
-    "lightning_chakra.session.ProfilingSession.end_step",
+    "lightning_chakra.recording.session.ProfilingSession.end_step",
 }
 
 
@@ -80,7 +81,7 @@ HOOKS = {
 def test_an_idle_step_is_two_hook_calls_and_nothing_else() -> None:
     called, blocks = spied({"dirpath": "never-written"})
     assert called <= HOOKS
-    assert "lightning_chakra.session.ProfilingSession.end_step" in called
+    assert "lightning_chakra.recording.session.ProfilingSession.end_step" in called
     assert blocks < 10
     assert not os.path.exists("never-written")
 

@@ -294,12 +294,12 @@ trainer:
 """
     )
     callback = _cli(tmp_path, f"--config={config}")
-    assert callback.profile_ranks == ranges
+    assert callback.settings.ranks == ranges
     assert callback.barrier_timeout == 60
     _check(out, "SingleDeviceStrategy", (0,), 1)
     # what the run was configured with is saved, and can be read again
     (tmp_path / "config.yaml").rename(again := tmp_path / "again.yaml")
-    assert _cli(tmp_path, f"--config={again}").profile_ranks == ranges
+    assert _cli(tmp_path, f"--config={again}").settings.ranks == ranges
     assert files(out) == sorted([*_pairs(0), *(f"run-1/{name}" for name in _pairs(0))])
 
 
@@ -315,7 +315,7 @@ def test_cli_from_the_command_line(out: Path, tmp_path: Path, name: str, text: s
         "--trainer.callbacks.wait=1",
         "--trainer.callbacks.step_unit=batch",
     )
-    assert callback.profile_ranks == ranges
+    assert callback.settings.ranks == ranges
     assert callback.step_unit == "batch"
     _check(out, "SingleDeviceStrategy", (0,), 1)
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lightning_chakra import private_torch
-from lightning_chakra.barrier import GlooBarrier
+from lightning_chakra.recording import private_torch
+from lightning_chakra.recording.barrier import GlooBarrier
 
 SIZES = (2, 4, 8, 16, 32)
 LARGE = (1024, 4096)

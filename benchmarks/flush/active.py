@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from benchmarks.flush.common import Tiny, Transformer, arguments, device, median, report, spread
-from lightning_chakra.observer import ExecutionTrace
-from lightning_chakra.private_torch import KinetoProfile, trace_only_config
+from lightning_chakra.recording.observer import ExecutionTrace
+from lightning_chakra.recording.private_torch import KinetoProfile, trace_only_config
 
 OPTIONS: dict[str, dict[str, bool]] = {
     "plain": {},

@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from benchmarks.flush.bare import BareTorch
 from benchmarks.flush.common import Tiny, arguments, fit, median, report, steps_for
-from lightning_chakra.writer import PIECE
+from lightning_chakra.recording.writer import PIECE
 
 
 def in_pieces(opener: Callable[[IO[bytes]], Any]) -> Callable[[str, str], None]:

@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.flush.bare import BareTorch
 from benchmarks.flush.common import Tiny, arguments, device, fit, median, report, spread, steps_for
-from lightning_chakra import writer
-from lightning_chakra.layout import RawTrace, RawWindow
+from lightning_chakra.recording import writer
+from lightning_chakra.recording.layout import RawTrace, RawWindow
 
 
 class TimedWriter(writer.TraceWriter):

@@ -13,7 +13,8 @@ from lightning.pytorch import Callback
 
 from benchmarks.flush.bare import BareTorch
 from benchmarks.flush.common import Tiny, arguments, fit, median, report, steps_for
-from lightning_chakra import ChakraProfilerCallback, private_torch
+from lightning_chakra import ChakraProfilerCallback
+from lightning_chakra.recording import private_torch
 
 FIRST = 3
 

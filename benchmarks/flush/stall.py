@@ -18,7 +18,7 @@ from torch.profiler import ExecutionTraceObserver
 from benchmarks.flush.bare import BareTorch
 from benchmarks.flush.common import Tiny, arguments, fit, folder_size, median, report, spread, steps_for
 from lightning_chakra import ChakraProfilerCallback
-from lightning_chakra.private_torch import KinetoProfile
+from lightning_chakra.recording.private_torch import KinetoProfile
 
 FIRST = 3
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from lightning_chakra.schedule import Phase, ProfileSchedule
+from lightning_chakra.recording.schedule import Phase, ProfileSchedule
 
 FOLDER = Path(__file__).parent
 FONT = "font-family='ui-sans-serif, system-ui, Helvetica, Arial, sans-serif'"
@@ -17,9 +17,8 @@ INK, MUTED, RED, GREEN, VIOLET = "#1f2933", "#667380", "#d64545", "#2e8b57", "#8
 
 # who imports whom, as far as the diagram of modules shows it
 IMPORTS = [
-    ("autoload", "callback"), ("callback", "session"), ("session", "barrier"), ("session", "recorder"),
-    ("session", "writer"), ("barrier", "private_torch"), ("recorder", "private_torch"), ("recorder", "observer"),
-    ("recorder", "scratch"), ("writer", "storage"),
+    ("autoload", "callback"), ("callback", "recording"), ("cli", "analysis"), ("cli", "transform"),
+    ("analysis", "traces"), ("transform", "traces"), ("traces", "pure"), ("recording", "pure"),
 ]  # fmt: skip
 
 
@@ -189,31 +188,29 @@ def flow() -> str:
 
 
 def modules() -> str:
-    """The modules of the package and who imports whom; what the house rules test holds."""
-    picture = Picture(890, 340, "The modules and the direction of their imports")
+    """The wings of the package and who imports whom; what the house rules test holds."""
+    picture = Picture(890, 340, "The wings of the package and the direction of their imports")
     grey, blue = "#c3d0dc", COLORS[Phase.ACTIVE]
     places = {
-        "autoload": (20, 24, 150, grey, "LIGHTNING_CHAKRA"),
-        "callback": (300, 24, 260, blue, "the only one that imports Lightning"),
-        "session": (300, 100, 260, blue, "steps, windows and faults of one fit"),
-        "barrier": (20, 176, 180, VIOLET, "all ranks meet here"),
-        "recorder": (300, 176, 260, blue, "torch's profiler, raw files"),
-        "writer": (680, 176, 190, GREEN, "background thread, no torch"),
-        "private_torch": (110, 258, 170, grey, "what torch may change"),
-        "observer": (300, 258, 150, blue, "slot of the ET"),
-        "scratch": (510, 258, 150, GREEN, "local raw files"),
-        "storage": (710, 258, 160, GREEN, "complete or not at all"),
+        "callback": (20, 24, 250, blue, "Lightning's hooks"),
+        "autoload": (300, 24, 180, grey, "LIGHTNING_CHAKRA"),
+        "cli": (560, 24, 310, grey, "lightning-chakra: arguments, tables"),
+        "analysis": (470, 110, 190, VIOLET, "events to answers"),
+        "transform": (680, 110, 190, VIOLET, "files to other files"),
+        "traces": (560, 196, 310, GREEN, "files to events, no torch"),
+        "recording": (20, 196, 460, blue, "session, recorder, barrier, writer: steps to files"),
+        "pure": (300, 276, 320, grey, "recording.layout, .ranks, .storage"),
     }
     for begin, end in IMPORTS:
         bx, by, bw, *_ = places[begin]
         ex, ey, ew, *_ = places[end]
         if by == ey:
-            picture.line(bx + bw, by + 22, ex, ey + 22, arrow=True)
+            picture.line(bx, by + 22, ex + ew, ey + 22, arrow=True)
         else:
-            picture.line(bx + bw / 2, by + 44, ex + ew / 2, ey, arrow=True)
+            middle = max(bx, ex) + (min(bx + bw, ex + ew) - max(bx, ex)) / 2
+            picture.line(middle, by + 44, middle, ey, arrow=True)
     for name, (x, y, width, color, note) in places.items():
         picture.block(x, y, width, 44, f"{name}\n{note}", color, INK if color == grey else "#fff")
-    picture.text(20, 326, "Pure and used by all: schedule, ranks, layout, messages, signals", 12, MUTED)
     return picture.svg()
 
 

@@ -16,6 +16,7 @@ from jsonargparse import ArgumentParser
 
 from lightning_chakra._version import __version__
 from lightning_chakra.cli.errors import EXIT_USAGE, EXIT_WRONG, CommandError
+from lightning_chakra.traces.errors import CaptureError, ResultError
 
 COMMANDS = ("check", "summary", "merge", "convert", "recover")
 
@@ -38,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{_one_line(error)} (see lightning-chakra [COMMAND] --help)", EXIT_USAGE)
     except CommandError as error:
         return _fail(_one_line(error), error.exit_code)
+    except CaptureError as error:
+        return _fail(_one_line(error), EXIT_USAGE)
+    except ResultError as error:
+        return _fail(_one_line(error), EXIT_WRONG)
     except BrokenPipeError:  # the reader of our output, `head` for instance, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13  # what a shell gives for a program that SIGPIPE ended

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_chakra.cli.errors import CommandError, missing_extra
 
 if TYPE_CHECKING:
-    from lightning_chakra.cli.summary import Window
+    from lightning_chakra.analysis.summary import Summary
 
 _PARTS = ("compute", "exposed communication", "copies", "idle")
 _HOST_PARTS = ("step", "validation", "between steps")
@@ -42,7 +42,7 @@ def check(path: str) -> None:
         raise missing_extra("altair", "plot", "--plot") from None
 
 
-def draw(windows: "list[Window]", path: str, count: int) -> None:
+def draw(windows: "list[Summary]", path: str, count: int) -> None:
     """Draw all windows into one file.
 
     Args:
@@ -67,7 +67,7 @@ def draw(windows: "list[Window]", path: str, count: int) -> None:
         raise CommandError(f"--plot {path}: {error}") from error
 
 
-def steps_data(window: "Window") -> list[dict[str, Any]]:
+def steps_data(window: "Summary") -> list[dict[str, Any]]:
     """One record per rank, step and part of its time, ms."""
     records = []
     for rank in window.ranks:
@@ -85,8 +85,8 @@ def steps_data(window: "Window") -> list[dict[str, Any]]:
     return records
 
 
-def _charts(altair: Any, window: "Window", count: int) -> list[Any]:
-    from lightning_chakra.cli.summary import top
+def _charts(altair: Any, window: "Summary", count: int) -> list[Any]:
+    from lightning_chakra.analysis.summary import top
 
     where = "" if window.name == "." else f", {window.name}"
     charts = []

@@ -1,20 +1,18 @@
 """What happened? Steps, device time, slowest rank, operators, collectives and gaps of every window below DIR."""
 
-import dataclasses
 import json
-import statistics
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_chakra.cli.activity import Collective, Operator, RankActivity, Split, Step, read_activity
-from lightning_chakra.cli.captures import Capture, find_captures
+from lightning_chakra.cli.arguments import add_jobs_argument, add_ranks_argument
 from lightning_chakra.cli.errors import EXIT_OK, EXIT_WRONG, CommandError
-from lightning_chakra.cli.jobs import add_jobs_argument, map_ranks
-from lightning_chakra.cli.selection import add_ranks_argument, wanted_ranks
+
+if TYPE_CHECKING:
+    from lightning_chakra.analysis.activity import Collective, RankActivity, Split, Step
+    from lightning_chakra.analysis.summary import Summary
 
 SUMMARY = "what happened? steps, slowest rank, operators, collectives, gaps"
 
@@ -34,29 +32,22 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Summarize, print, and return 0 if every file could be read, else 1."""
+    from lightning_chakra.analysis.summary import Summary, summarize_all
+    from lightning_chakra.cli import plot
+    from lightning_chakra.traces.captures import find_captures
+
     if args.top < 1:
         raise CommandError("--top: at least 1")
     if args.plot is not None:
-        from lightning_chakra.cli import plot
-
         plot.check(args.plot)
-    captures = find_captures(args.path)
-    tasks = [(index, trace) for index, capture in enumerate(captures) for trace in capture.kineto]
-    if not tasks:
-        raise CommandError(f"no Kineto traces in {args.path}: only those have times")
-    if args.ranks.strip():
-        wanted = wanted_ranks(args.ranks, {trace.rank for _, trace in tasks if trace.rank is not None})
-        tasks = [(index, trace) for index, trace in tasks if trace.rank in wanted]
-    activities = map_ranks(read_activity, [trace for _, trace in tasks], args.jobs)
-    windows = []
-    for index, capture in enumerate(captures):
-        ranks = [activity for (owner, _), activity in zip(tasks, activities, strict=True) if owner == index]
-        if ranks or not args.ranks.strip():
-            windows.append(summarize(capture, ranks))
+    windows = summarize_all(find_captures(args.path), ranks=args.ranks, jobs=args.jobs)
     if args.json:
-        json.dump(
-            {"path": args.path, "windows": [_as_json(window, args.top) for window in windows]}, sys.stdout, indent=1
-        )
+        content = {
+            "schema": Summary.SCHEMA,
+            "path": args.path,
+            "windows": [window.to_dict(args.top) for window in windows],
+        }
+        json.dump(content, sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
         for window in windows:
@@ -66,120 +57,10 @@ def run(args: Namespace) -> int:
     return EXIT_OK if all(rank.error is None for window in windows for rank in window.ranks) else EXIT_WRONG
 
 
-@dataclass
-class Spread:
-    """How far apart the ranks are in one step, or over all (mean of their steps).
-
-    Attributes:
-        step: The step; ``None``: over all steps.
-        slowest: Label of the slowest rank.
-        slowest_us: Length of its mark, µs.
-        fastest: Label of the fastest rank.
-        fastest_us: Length of its mark, µs.
-        median_us: Median over the ranks, µs.
-    """
-
-    step: int | None
-    slowest: str
-    slowest_us: float
-    fastest: str
-    fastest_us: float
-    median_us: float
-
-
-@dataclass
-class Window:
-    """What happened in one window.
-
-    Attributes:
-        name: The window below the folder that was asked for.
-        ranks: Its ranks.
-        spread: How far apart the ranks are, over all steps and in each; empty with fewer than two ranks.
-        waited_for: The rank that spent least time in exposed communication, hence the one that others waited for;
-            ``None``: no communication, or one rank.
-        ranges: User ranges of all ranks together.
-        host: Operators and runtime calls of all ranks together.
-        kernels: Kernels and copies of all ranks together.
-        collectives: Collectives of all ranks together.
-    """
-
-    name: str
-    ranks: list[RankActivity]
-    spread: list[Spread] = field(default_factory=list)
-    waited_for: str | None = None
-    ranges: dict[str, Operator] = field(default_factory=dict)
-    host: dict[str, Operator] = field(default_factory=dict)
-    kernels: dict[str, Operator] = field(default_factory=dict)
-    collectives: list[Collective] = field(default_factory=list)
-
-
-def summarize(capture: Capture, ranks: list[RankActivity]) -> Window:
-    """Put the ranks of a window together."""
-    window = Window(capture.name, ranks)
-    read = [rank for rank in ranks if rank.error is None]
-    with_steps = {rank.label: rank.steps for rank in read if rank.steps}
-    if len(with_steps) > 1:
-        means = {label: statistics.fmean(step.mark_us for step in steps) for label, steps in with_steps.items()}
-        window.spread.append(_spread(None, means))
-        for number in sorted({step.number for steps in with_steps.values() for step in steps}):
-            marks = {
-                label: step.mark_us for label, steps in with_steps.items() for step in steps if step.number == number
-            }
-            if len(marks) > 1:
-                window.spread.append(_spread(number, marks))
-    exposed = {rank.label: rank.device.communication for rank in read if rank.device is not None}
-    if len(exposed) > 1 and max(exposed.values()) > 0:
-        window.waited_for = min(exposed, key=exposed.__getitem__)
-    collectives: dict[tuple[str, str, int | None, str], Collective] = {}
-    for rank in read:
-        for mine, all_of_them in (
-            (rank.ranges, window.ranges),
-            (rank.host, window.host),
-            (rank.kernels, window.kernels),
-        ):
-            for name, operator in mine.items():
-                together = all_of_them.setdefault(name, Operator())
-                together.calls += operator.calls
-                together.self_us += operator.self_us
-                together.total_us += operator.total_us
-        for own in rank.collectives:
-            key = (own.name, own.group, own.group_size, own.dtype)
-            collective = collectives.setdefault(key, Collective(*key))
-            collective.calls += own.calls
-            collective.time_us += own.time_us
-            collective.in_bytes = _sum(collective.in_bytes, own.in_bytes)
-            collective.out_bytes = _sum(collective.out_bytes, own.out_bytes)
-    window.collectives = sorted(collectives.values(), key=lambda collective: -collective.time_us)
-    return window
-
-
-def top(operators: dict[str, Operator], count: int) -> list[tuple[str, Operator]]:
-    """The operators with the most self time."""
-    return sorted(operators.items(), key=lambda item: (-item[1].self_us, item[0]))[:count]
-
-
-def _spread(step: int | None, marks: dict[str, float]) -> Spread:
-    slowest, fastest = max(marks, key=marks.__getitem__), min(marks, key=marks.__getitem__)
-    return Spread(step, slowest, marks[slowest], fastest, marks[fastest], statistics.median(marks.values()))
-
-
-def _sum(first: int | None, second: int | None) -> int | None:
-    return second if first is None else first if second is None else first + second
-
-
-def _as_json(window: Window, count: int) -> dict[str, Any]:
-    def operators(of: dict[str, Operator]) -> list[dict[str, Any]]:
-        return [{"name": name, **dataclasses.asdict(operator)} for name, operator in top(of, count)]
-
-    content: dict[str, Any] = dataclasses.asdict(window)
-    for owner, record in zip((window, *window.ranks), (content, *content["ranks"]), strict=True):
-        record.update({key: operators(getattr(owner, key)) for key in ("ranges", "host", "kernels")})
-    return content
-
-
-def _print(window: Window, count: int) -> None:
+def _print(window: "Summary", count: int) -> None:
     from rich.text import Text
 
+    from lightning_chakra.analysis.summary import top
     from lightning_chakra.cli.tables import console, table
 
     out = console()
@@ -256,7 +137,7 @@ def _print(window: Window, count: int) -> None:
         )
 
 
-def _step_row(rank: RankActivity, step: Step, devices: bool) -> list[object]:
+def _step_row(rank: "RankActivity", step: "Step", devices: bool) -> list[object]:
     row: list[object] = [rank.label, step.number, _ms(step.mark_us)]
     row += [
         "" if step.period_us is None else _ms(step.period_us),
@@ -267,13 +148,13 @@ def _step_row(rank: RankActivity, step: Step, devices: bool) -> list[object]:
     return row
 
 
-def _split_row(split: Split) -> list[object]:
+def _split_row(split: "Split") -> list[object]:
     parts = (split.compute, split.communication, split.copies, split.idle)
     row: list[object] = [f"{_ms(part)} {part / split.span if split.span else 0:4.0%}" for part in parts]
     return [*row, _ms(split.span)]
 
 
-def _collective_row(collective: Collective) -> list[object]:
+def _collective_row(collective: "Collective") -> list[object]:
     return [
         collective.name,
         collective.group or "not recorded",
@@ -286,7 +167,7 @@ def _collective_row(collective: Collective) -> list[object]:
     ]
 
 
-def _spread_lines(window: Window) -> Iterable[str]:
+def _spread_lines(window: "Summary") -> Iterable[str]:
     for spread in window.spread[:_MOST_ROWS]:
         where = "all steps" if spread.step is None else f"step {spread.step}"
         over = spread.slowest_us / spread.fastest_us - 1 if spread.fastest_us else 0.0

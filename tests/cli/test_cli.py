@@ -11,7 +11,7 @@ import pytest
 from lightning_chakra import __version__
 from lightning_chakra.cli import COMMANDS, main
 from lightning_chakra.cli.errors import CommandError
-from lightning_chakra.cli.jobs import map_ranks
+from lightning_chakra.traces.jobs import map_ranks
 from tests.cli.captured import copy, needs_shared, write_kineto
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lightning_chakra.cli import convert, main
-from lightning_chakra.cli.jobs import map_ranks
-from lightning_chakra.cli.mlc_chakra import explain, lost_dependencies
+from lightning_chakra.traces.jobs import map_ranks
+from lightning_chakra.transform.mlc_chakra import explain, lost_dependencies
 
 # Stand-ins for mlc-chakra's two programs with the same arguments, for what this command does around them. The real ones
 # are run by tests/interop.

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lightning_chakra.cli import main
-from lightning_chakra.cli.clocks import RankTimes, align
-from lightning_chakra.cli.nesting import Fix, nest
+from lightning_chakra.traces.clocks import RankTimes, align
+from lightning_chakra.traces.nesting import Fix, nest
 
 SHARED = Path(os.environ.get("LIGHTNING_CHAKRA_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
 MS = 1_000_000

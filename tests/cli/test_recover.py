@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from lightning_chakra.cli import main
-from lightning_chakra.cli.mending import UNFINISHED, mend_execution_trace
-from lightning_chakra.layout import TraceLayout
-from lightning_chakra.scratch import Scratch, leftovers
+from lightning_chakra.recording.layout import TraceLayout
+from lightning_chakra.recording.scratch import Scratch, leftovers
+from lightning_chakra.transform.mending import UNFINISHED, mend_execution_trace
 
 # One process that records as the callback does and is killed in the middle of its window.
 VICTIM = """
 import os, sys
 import torch
 from torch.profiler import ExecutionTraceObserver, record_function
-from lightning_chakra.layout import TraceLayout
-from lightning_chakra.scratch import Scratch
+from lightning_chakra.recording.layout import TraceLayout
+from lightning_chakra.recording.scratch import Scratch
 
 scratch, published, whole = sys.argv[1], sys.argv[2], sys.argv[3]
 window = Scratch(scratch, 0, TraceLayout(published, True), ("kineto", "chakra")).open_window(20)
@@ -138,7 +138,7 @@ def test_running_operators_get_nodes_below_their_thread(tmp_path, whole_trace):
 def test_the_end_is_found_across_pieces(tmp_path, whole_trace, monkeypatch):
     cut = whole_trace[: len(whole_trace) // 2]
     with monkeypatch.context() as patch:
-        patch.setattr("lightning_chakra.cli.mending._PIECE", 700)
+        patch.setattr("lightning_chakra.transform.mending._PIECE", 700)
         small, _, text = mended(tmp_path, cut)
     assert mended(tmp_path, cut)[0] == small
     assert json.loads(text)

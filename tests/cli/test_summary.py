@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_chakra.analysis.activity import RankActivity, read_activity
 from lightning_chakra.cli import main
-from lightning_chakra.cli.activity import RankActivity, read_activity
-from lightning_chakra.cli.captures import find_captures
-from lightning_chakra.cli.intervals import subtract, total, union
+from lightning_chakra.traces.captures import find_captures
+from lightning_chakra.traces.intervals import subtract, total, union
 from tests.cli.captured import needs_shared, rewrite, write_kineto
 from tests.cli.test_check import put
 

@@ -15,12 +15,13 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
-from lightning_chakra import barrier, callback, recorder
-from lightning_chakra.barrier import GlooBarrier
-from lightning_chakra.layout import RawWindow
-from lightning_chakra.observer import ExecutionTrace
-from lightning_chakra.private_torch import KinetoProfile
-from lightning_chakra.writer import TraceWriter
+from lightning_chakra import callback
+from lightning_chakra.recording import barrier, recorder
+from lightning_chakra.recording.barrier import GlooBarrier
+from lightning_chakra.recording.layout import RawWindow
+from lightning_chakra.recording.observer import ExecutionTrace
+from lightning_chakra.recording.private_torch import KinetoProfile
+from lightning_chakra.recording.writer import TraceWriter
 from tests import programs
 
 # Steps 2 and 3 are recorded.

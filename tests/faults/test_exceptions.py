@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 from lightning_chakra import ChakraProfilerCallback
-from lightning_chakra.barrier import BarrierError
+from lightning_chakra.recording.barrier import BarrierError
 from tests import harness, police
 from tests.faults.trainings import LIMIT, PAIR, SHORT, Boom, Unsized, check_clean, check_files, fit, fitting, recorded
 from tests.programs import QUIET, Model

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 from lightning.pytorch import Callback
 
-from lightning_chakra import writer
+from lightning_chakra.recording import writer
 from tests import harness, programs
 from tests.faults.trainings import recorded
 from tests.reading import check_pair, files

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from packaging.version import Version
 from torch.profiler import record_function
 
-from lightning_chakra.layout import Kind, PublishedTrace, RawTrace, RawWindow
-from lightning_chakra.mend import Mender, MendError
-from lightning_chakra.writer import TraceWriter
+from lightning_chakra.recording.layout import Kind, PublishedTrace, RawTrace, RawWindow
+from lightning_chakra.recording.mend import Mender, MendError
+from lightning_chakra.recording.writer import TraceWriter
 from tests import harness, programs
 from tests.reading import attribute, check_pair, files, operators
 
@@ -228,7 +228,7 @@ def test_values_that_are_no_json() -> None:
 
 
 def test_memory_does_not_grow_with_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_chakra.mend.MOST_NAMES", 10)
+    monkeypatch.setattr("lightning_chakra.recording.mend.MOST_NAMES", 10)
     mender = Mender()
     et = strictly(mended(mender, et_file([node("a\tb", i) for i in range(2, 100)]), "chakra", 512))
     assert {n["name"] for n in et["nodes"]} == {"a\tb"}

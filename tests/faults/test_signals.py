@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from lightning_chakra import cli, recorder
-from lightning_chakra.mend import Mender
-from lightning_chakra.signals import deferred_signals
+from lightning_chakra import cli
+from lightning_chakra.recording import recorder
+from lightning_chakra.recording.mend import Mender
+from lightning_chakra.recording.signals import deferred_signals
 from tests import harness, programs
 from tests.faults.trainings import LIMIT, PAIR, SHORT, fitting
 from tests.reading import check_kineto, check_pair, files, load

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback
 
-from lightning_chakra import storage
+from lightning_chakra.recording import storage
 from tests import harness, programs
 from tests.faults.trainings import LIMIT, PAIR, SHORT, check_clean, check_files, fit, fitting
 from tests.reading import check_pair, files

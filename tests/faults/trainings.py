@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_chakra import ChakraProfilerCallback
-from lightning_chakra.messages import ChakraProfilerWarning
+from lightning_chakra.recording.messages import ChakraProfilerWarning
 from tests import harness, police
 from tests.programs import QUIET, Count, Model
 from tests.reading import check_kineto, check_pair, files, load

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lightning_chakra.cli import main
-from lightning_chakra.cli.mending import UNFINISHED, mend_execution_trace
+from lightning_chakra.transform.mending import UNFINISHED, mend_execution_trace
 
 pytestmark = pytest.mark.interop
 pytest.importorskip("chakra.src.converter.pytorch_converter", reason="mlc-chakra is not installed: make interop")

@@ -1,0 +1,1 @@
+"""From trace files to other files: one timeline, Chakra traces, what a killed job left."""
