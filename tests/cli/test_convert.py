@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_chakra.cli import convert, main
+from lightning_chakra.cli import main
 from lightning_chakra.traces.jobs import map_ranks
 from lightning_chakra.transform.mlc_chakra import explain, lost_dependencies
 
@@ -274,7 +274,9 @@ def test_without_execution_traces(tmp_path, capsys, tools):
     ],
 )
 def test_missing_tools(tmp_path, capsys, monkeypatch, missing, hint):
-    monkeypatch.setattr(convert, "_importable", lambda module: module.split(".")[0] != missing)
+    monkeypatch.setattr(
+        "lightning_chakra.transform.convert._importable", lambda module: module.split(".")[0] != missing
+    )
     capture(tmp_path / "d", ranks=(0,))
     code, said = run(tmp_path, capsys)
     assert code == 2

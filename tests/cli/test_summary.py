@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_chakra.analysis.activity import RankActivity, read_activity
+from lightning_chakra.analysis.activity import RankActivity
+from lightning_chakra.analysis.collecting import read_activity
 from lightning_chakra.cli import main
 from lightning_chakra.traces.captures import find_captures
 from lightning_chakra.traces.intervals import subtract, total, union

@@ -16,7 +16,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 from lightning_chakra import callback
-from lightning_chakra.recording import barrier, recorder
+from lightning_chakra.recording import barrier, opening, recorder
 from lightning_chakra.recording.barrier import GlooBarrier
 from lightning_chakra.recording.layout import RawWindow
 from lightning_chakra.recording.observer import ExecutionTrace
@@ -74,7 +74,7 @@ def slow_writer(marker: Path, seconds: float) -> None:
             time.sleep(seconds)
             super()._publish_window(window)
 
-    callback.TraceWriter = Slow  # type: ignore[misc]
+    opening.TraceWriter = Slow  # type: ignore[misc]
 
 
 def told_barrier(marker: Path | None) -> None:
@@ -173,7 +173,7 @@ def train_without_agreement(arguments: dict[str, Any], part: str) -> dict[str, A
         if part == "group":
             callback.GlooBarrier = fail  # type: ignore[assignment,misc]
         else:
-            callback.storage.entries = fail
+            opening.storage.entries = fail
     return train(arguments, group_timeout=30)
 
 

@@ -416,7 +416,7 @@ def test_torch_raises(out: Path, tmp_path: Path, method: str, text: str, kept: l
 
 
 def _break_torch(out: Path, method: str, again: Path) -> dict[str, Any]:
-    from lightning_chakra import recorder
+    from lightning_chakra.recording import recorder
 
     class Broken(recorder.KinetoProfile):  # type: ignore[misc]
         pass
