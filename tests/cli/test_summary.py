@@ -259,11 +259,11 @@ def test_plots(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_is_drawn(tmp_path: Path) -> None:
+    from lightning_chakra.analysis.summary import put_together
     from lightning_chakra.cli.plot import steps_data
-    from lightning_chakra.cli.summary import summarize
 
     (capture,) = find_captures(str(write(tmp_path)))
-    records = steps_data(summarize(capture, activities(tmp_path)))
+    records = steps_data(put_together(capture, activities(tmp_path)))
     assert [(r["step"], r["part"], r["ms"]) for r in records][:4] == [
         (5, "compute", 0.04),
         (5, "exposed communication", 0.03),
@@ -271,7 +271,7 @@ def test_what_is_drawn(tmp_path: Path) -> None:
         (5, "idle", 0.075),
     ]
     write(tmp_path, 0, [e for e in timeline() if e.get("cat") in ("user_annotation", "cpu_op")])
-    records = steps_data(summarize(capture, activities(tmp_path)))
+    records = steps_data(put_together(capture, activities(tmp_path)))
     assert [(r["part"], r["ms"]) for r in records] == [
         ("step", 0.1),
         ("validation", 0.035),
