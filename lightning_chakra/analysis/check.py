@@ -1,19 +1,21 @@
 """Is a capture good? Facts about every file, and what is wrong with them."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
-from lightning_chakra.analysis.results import Result
-from lightning_chakra.analysis.rules import Problem, judge
+from lightning_chakra.analysis.results import Record, Result
+from lightning_chakra.analysis.rules import Problem, Severity, judge, numbers
+from lightning_chakra.recording.layout import Kind
 from lightning_chakra.traces.captures import Capture
-from lightning_chakra.traces.facts import RankFacts, read_facts
+from lightning_chakra.traces.facts import ChakraFacts, KinetoFacts, RankFacts, read_facts
 from lightning_chakra.traces.jobs import map_ranks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CheckResult(Result):
     """Whether one capture is good.
 
@@ -33,6 +35,28 @@ class CheckResult(Result):
     def good(self) -> bool:
         """Whether there is neither an error nor a warning."""
         return all(problem.severity == "note" for problem in self.problems)
+
+    def headline(self) -> str:
+        """See :meth:`Result.headline`."""
+        counts = Counter(problem.severity for problem in self.problems)
+        found = ", ".join(
+            f"{counts[word]} {word}{'s' * (counts[word] != 1)}" for word in get_args(Severity) if counts[word]
+        )
+        return f"{self.capture.name}: {'good' if self.good else 'not good'}" + (f", {found}" if found else "")
+
+    def tables(self) -> dict[str, list[Record]]:
+        """See :meth:`Result.tables`: ``problems``, and the ``files`` that were looked at."""
+        files: list[tuple[Kind, KinetoFacts | ChakraFacts | None]] = []
+        for rank in self.ranks:
+            files += [("kineto", rank.kineto), ("chakra", rank.chakra)]
+        return {
+            "problems": [dataclasses.asdict(problem) for problem in self.problems],
+            "files": [
+                {"file": trace.name, "kind": kind, "error": trace.error, "steps": numbers(trace.steps)}
+                for kind, trace in files
+                if trace is not None
+            ],
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """See :meth:`Result.to_dict`."""

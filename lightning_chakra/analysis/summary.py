@@ -2,21 +2,22 @@
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from lightning_chakra.analysis.activity import Collective, Operator, RankActivity
+from lightning_chakra.analysis.activity import Collective, Operator, RankActivity, Step
 from lightning_chakra.analysis.collecting import read_activity
-from lightning_chakra.analysis.results import Result
+from lightning_chakra.analysis.results import Record, Result
+from lightning_chakra.analysis.rules import numbers
 from lightning_chakra.traces.captures import Capture
 from lightning_chakra.traces.errors import CaptureError
 from lightning_chakra.traces.jobs import map_ranks
 from lightning_chakra.traces.selection import wanted_ranks
 
 
-@dataclass
+@dataclass(frozen=True)
 class Spread:
     """How far apart the ranks are in one step, or over all (mean of their steps).
 
@@ -37,7 +38,7 @@ class Spread:
     median_us: float
 
 
-@dataclass
+@dataclass(frozen=True, repr=False)
 class Summary(Result):
     """What happened in one window.
 
@@ -56,13 +57,46 @@ class Summary(Result):
     SCHEMA: ClassVar[str] = "lightning-chakra/summary/1"
 
     name: str
-    ranks: list[RankActivity]
-    spread: list[Spread] = field(default_factory=list)
+    ranks: tuple[RankActivity, ...]
+    spread: tuple[Spread, ...] = ()
     waited_for: str | None = None
     ranges: dict[str, Operator] = field(default_factory=dict)
     host: dict[str, Operator] = field(default_factory=dict)
     kernels: dict[str, Operator] = field(default_factory=dict)
-    collectives: list[Collective] = field(default_factory=list)
+    collectives: tuple[Collective, ...] = ()
+
+    @property
+    def read(self) -> tuple[RankActivity, ...]:
+        """The ranks whose files could be read."""
+        return tuple(rank for rank in self.ranks if rank.error is None)
+
+    @property
+    def title(self) -> str:
+        """The window by its folder and its steps; by its steps alone if it is the only one of its folder."""
+        marked = {step.number for rank in self.read for step in rank.steps}
+        steps = f"{'step' if len(marked) == 1 else 'steps'} {numbers(list(marked))}" if marked else "no marked steps"
+        return steps if self.name == "." else f"{self.name}: {steps}"
+
+    def headline(self) -> str:
+        """See :meth:`Result.headline`."""
+        unread = f", {len(self.ranks) - len(self.read)} unreadable" if len(self.read) < len(self.ranks) else ""
+        return f"{self.title}, {len(self.read)} {'rank' if len(self.read) == 1 else 'ranks'}{unread}"
+
+    def tables(self) -> dict[str, list[Record]]:
+        """See :meth:`Result.tables`: ``steps``, ``kernels``, ``operators``, ``ranges``, ``collectives``, ``gaps``."""
+        return {
+            "steps": [_step_record(rank, step) for rank in self.read for step in rank.steps],
+            **{
+                table: [{"name": name, **dataclasses.asdict(operator)} for name, operator in top(operators, None)]
+                for table, operators in (
+                    ("kernels", self.kernels),
+                    ("operators", self.host),
+                    ("ranges", self.ranges),
+                )
+            },
+            "collectives": [dataclasses.asdict(collective) for collective in self.collectives],
+            "gaps": [{"rank": rank.label, **dataclasses.asdict(gap)} for rank in self.read for gap in rank.gaps],
+        }
 
     def to_dict(self, most: int | None = None) -> dict[str, Any]:
         """See :meth:`Result.to_dict`; at most ``most`` ranges, operators and kernels, by self time."""
@@ -119,42 +153,68 @@ def summarize_all(
 
 def put_together(capture: Capture, ranks: list[RankActivity]) -> Summary:
     """Put the ranks of a window together."""
-    window = Summary(capture.name, ranks)
     read = [rank for rank in ranks if rank.error is None]
-    with_steps = {rank.label: rank.steps for rank in read if rank.steps}
-    if len(with_steps) > 1:
-        means = {label: statistics.fmean(step.mark_us for step in steps) for label, steps in with_steps.items()}
-        window.spread.append(_spread(None, means))
-        for number in sorted({step.number for steps in with_steps.values() for step in steps}):
-            marks = {
-                label: step.mark_us for label, steps in with_steps.items() for step in steps if step.number == number
-            }
-            if len(marks) > 1:
-                window.spread.append(_spread(number, marks))
     exposed = {rank.label: rank.device.communication for rank in read if rank.device is not None}
-    if len(exposed) > 1 and max(exposed.values()) > 0:
-        window.waited_for = min(exposed, key=exposed.__getitem__)
+    waited_for = min(exposed, key=exposed.__getitem__) if len(exposed) > 1 and max(exposed.values()) > 0 else None
+    return Summary(
+        capture.name,
+        tuple(ranks),
+        tuple(_spreads(read)),
+        waited_for,
+        _together([rank.ranges for rank in read]),
+        _together([rank.host for rank in read]),
+        _together([rank.kernels for rank in read]),
+        tuple(_collectives(read)),
+    )
+
+
+def _spreads(read: Sequence[RankActivity]) -> Iterator[Spread]:
+    with_steps = {rank.label: rank.steps for rank in read if rank.steps}
+    if len(with_steps) < 2:
+        return
+    yield _spread(
+        None, {label: statistics.fmean(step.mark_us for step in steps) for label, steps in with_steps.items()}
+    )
+    for number in sorted({step.number for steps in with_steps.values() for step in steps}):
+        marks = {label: step.mark_us for label, steps in with_steps.items() for step in steps if step.number == number}
+        if len(marks) > 1:
+            yield _spread(number, marks)
+
+
+def _together(of_ranks: Sequence[dict[str, Operator]]) -> dict[str, Operator]:
+    whole: dict[str, Operator] = {}
+    for operators in of_ranks:
+        for name, operator in operators.items():
+            together = whole.setdefault(name, Operator())
+            together.calls += operator.calls
+            together.self_us += operator.self_us
+            together.total_us += operator.total_us
+    return whole
+
+
+def _collectives(read: Sequence[RankActivity]) -> list[Collective]:
     collectives: dict[tuple[str, str, int | None, str], Collective] = {}
-    for rank in read:
-        for mine, all_of_them in (
-            (rank.ranges, window.ranges),
-            (rank.host, window.host),
-            (rank.kernels, window.kernels),
-        ):
-            for name, operator in mine.items():
-                together = all_of_them.setdefault(name, Operator())
-                together.calls += operator.calls
-                together.self_us += operator.self_us
-                together.total_us += operator.total_us
-        for own in rank.collectives:
-            key = (own.name, own.group, own.group_size, own.dtype)
-            collective = collectives.setdefault(key, Collective(*key))
-            collective.calls += own.calls
-            collective.time_us += own.time_us
-            collective.in_bytes = _sum(collective.in_bytes, own.in_bytes)
-            collective.out_bytes = _sum(collective.out_bytes, own.out_bytes)
-    window.collectives = sorted(collectives.values(), key=lambda collective: -collective.time_us)
-    return window
+    for own in (collective for rank in read for collective in rank.collectives):
+        key = (own.name, own.group, own.group_size, own.dtype)
+        collective = collectives.setdefault(key, Collective(*key))
+        collective.calls += own.calls
+        collective.time_us += own.time_us
+        collective.in_bytes = _sum(collective.in_bytes, own.in_bytes)
+        collective.out_bytes = _sum(collective.out_bytes, own.out_bytes)
+    return sorted(collectives.values(), key=lambda collective: -collective.time_us)
+
+
+def _step_record(rank: RankActivity, step: Step) -> Record:
+    record: Record = {
+        "rank": rank.label,
+        "step": step.number,
+        "mark_us": step.mark_us,
+        "period_us": step.period_us,
+        "validation_us": step.validation_us,
+    }
+    if step.device is not None:
+        record.update({f"{part}_us": value for part, value in dataclasses.asdict(step.device).items()})
+    return record
 
 
 def top(operators: dict[str, Operator], count: int | None) -> list[tuple[str, Operator]]:
