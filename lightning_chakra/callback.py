@@ -1,8 +1,6 @@
 """The Lightning callback: hooks and nothing else. What is recorded is decided in :mod:`lightning_chakra.recording`."""
 
-import dataclasses
-import os
-from typing import Any, Literal
+from typing import Any
 
 import lightning.pytorch as pl
 import torch.distributed
@@ -11,17 +9,12 @@ from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
 from lightning_chakra.recording.barrier import FlushBarrier, GlooBarrier, StrategyBarrier
-from lightning_chakra.recording.layout import PublishedTrace
-from lightning_chakra.recording.messages import info
-from lightning_chakra.recording.opening import Place, Profiling, open_profiling
-from lightning_chakra.recording.private_torch import others
-from lightning_chakra.recording.reports import describe_end, describe_start
-from lightning_chakra.recording.schedule import ProfileSchedule
-from lightning_chakra.recording.settings import Settings
+from lightning_chakra.recording.door import Door
+from lightning_chakra.recording.opening import Place
 from lightning_chakra.recording.storage import FolderError
 
 
-class ChakraProfilerCallback(Callback):
+class ChakraProfilerCallback(Door, Callback):
     """Write Kineto traces, and on request Chakra execution traces, of some steps of a training on some ranks.
 
     The files of a profiled rank ``N`` are ``pytorch_profile/rank-N.json.gz`` and ``chakra/rank-N.json.gz`` below
@@ -67,133 +60,42 @@ class ChakraProfilerCallback(Callback):
         trainer = Trainer(callbacks=[ChakraProfilerCallback(profile_ranks=[0], collect_chakra=True)])
     """
 
-    def __init__(
-        self,
-        dirpath: str | os.PathLike[str] | None = None,
-        *,
-        profile_ranks: list[int] | int | str = [],  # noqa: B006  # never changed, and shown as it is in help texts
-        skip_first: int = 0,
-        wait: int = 9,
-        warmup: int = 1,
-        active: int = 2,
-        repeat: int = 1,
-        step_unit: Literal["optimizer_step", "batch"] = "optimizer_step",
-        collect_shapes: bool = False,
-        collect_callstack: bool = False,
-        collect_chakra: bool = False,
-        profile_memory: bool = False,
-        with_flops: bool = False,
-        with_modules: bool = False,
-        barrier_timeout: float = 1800,
-        scratch_dir: str | os.PathLike[str] | None = None,
-        on_error: Literal["warn", "raise"] = "warn",
-    ) -> None:
-        super().__init__()
-        self.settings = Settings(
-            dirpath=dirpath,
-            profile_ranks=profile_ranks,
-            skip_first=skip_first,
-            wait=wait,
-            warmup=warmup,
-            active=active,
-            repeat=repeat,
-            step_unit=step_unit,
-            collect_shapes=collect_shapes,
-            collect_callstack=collect_callstack,
-            collect_chakra=collect_chakra,
-            profile_memory=profile_memory,
-            with_flops=with_flops,
-            with_modules=with_modules,
-            barrier_timeout=barrier_timeout,
-            scratch_dir=scratch_dir,
-            on_error=on_error,
-        )
-        self._traces: list[PublishedTrace] = []
-        self._profiling: Profiling | None = None
-        others.watch()  # one that is prepared by the time the fit begins must be known
-
-    def __getattr__(self, name: str) -> Any:
-        # Each argument can be read back under its own name; it is looked for here only where nothing else has it.
-        if name in _ARGUMENTS and "settings" in self.__dict__:
-            return getattr(self.settings, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    @property
-    def schedule(self) -> ProfileSchedule:
-        """Which steps are recorded."""
-        return self.settings.schedule
-
-    @property
-    def traces(self) -> list[PublishedTrace]:
-        """The files that this rank published, oldest first. Complete when ``fit`` has returned.
-
-        A launcher that spawns all ranks (``ddp_spawn``) leaves it empty in the process that called ``fit``: that one is
-        no rank.
-        """
-        return list(self._traces)
-
     def __getstate__(self) -> dict[str, Any]:
-        # What is alive during a fit belongs to this process and to this object. Lightning leaves two methods of the
-        # module on every callback, and with them the whole model would travel.
-        state = {name: value for name, value in self.__dict__.items() if name not in ("log", "log_dict")}
-        return {**state, "_profiling": None, "_traces": self.traces}
+        # Lightning leaves two methods of the module on every callback, and with them the whole model would travel.
+        return {name: value for name, value in super().__getstate__().items() if name not in ("log", "log_dict")}
 
     @override
     def setup(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", stage: str) -> None:
         if stage != "fit":
             return
-        self._dispose()  # a fit that ended without a word
         _refuse_second_owner(trainer)
         # log_dir is a broadcast: it is asked for on every rank, and here
         dirpath = str(self.settings.dirpath or trainer.log_dir or trainer.default_root_dir)
         try:
-            self._profiling = open_profiling(self.settings, self._place(trainer), dirpath, self._traces.append)
+            self._open(self._place(trainer), dirpath)
         except FolderError as error:
             raise MisconfigurationException(f"`ChakraProfilerCallback` {error}") from error
 
     @override
     def on_train_start(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule") -> None:
-        profiling = self._profiling
-        if profiling is None:
-            return
-        profiling.session.global_step = trainer.global_step
-        if trainer.global_rank == 0:
-            info(self._describe_start(trainer, profiling))
-            most = self._most_steps(trainer)
-            if most is not None:
-                profiling.session.expect(most)
+        by_batch = self.settings.step_unit == "batch"
+        note = ""
+        if not by_batch and not trainer.lightning_module.automatic_optimization:
+            note = " (more where a step moves the global step by more than one, as with several optimizers)"
+        first = trainer.fit_loop.epoch_loop.total_batch_idx + 1 if by_batch else trainer.global_step
+        self._start(first=first, global_step=trainer.global_step, most=self._most_steps(trainer), note=note)
 
     @override
     def on_train_batch_start(
         self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", batch: Any, batch_idx: int
     ) -> None:
-        profiling = self._profiling
-        if profiling is None:
-            return
-        session = profiling.session
-        if session.in_step:
-            return
-        if session.steps < session.next_busy:
-            session.in_step = True  # all that an idle step costs, but for looking at global_step at its end
-        else:
-            session.begin_step(self._step_number(trainer))
+        self._begin(lambda: self._step_number(trainer))
 
     @override
     def on_train_batch_end(
         self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        profiling = self._profiling
-        if profiling is None:
-            return
-        session = profiling.session
-        if not session.in_step:
-            return
-        if self.settings.step_unit == "optimizer_step":
-            global_step = trainer.global_step
-            if global_step == session.global_step:
-                return  # its gradients are accumulated
-            session.global_step = global_step
-        session.end_step()
+        self._end(lambda: trainer.global_step)
 
     @override
     def on_validation_start(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule") -> None:
@@ -207,13 +109,7 @@ class ChakraProfilerCallback(Callback):
 
     @override
     def on_train_end(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule") -> None:
-        profiling = self._profiling
-        if profiling is None:
-            return
-        total = profiling.session.finish()
-        self._dispose()
-        if trainer.global_rank == 0 and (total.files or total.lost):
-            info(describe_end(total, profiling.root))
+        self._finish()
 
     @override
     def on_fit_end(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule") -> None:
@@ -224,19 +120,11 @@ class ChakraProfilerCallback(Callback):
 
     @override
     def on_exception(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", exception: BaseException) -> None:
-        # No collective here: the other ranks may not have raised, and never come to it.
-        profiling, self._profiling = self._profiling, None
-        if profiling is not None:
-            profiling.session.abort()
+        self._abort()
 
     @override
     def teardown(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", stage: str) -> None:
         self._dispose()  # a tuner ends its trial fit with nothing else
-
-    def _dispose(self) -> None:
-        profiling, self._profiling = self._profiling, None
-        if profiling is not None:
-            profiling.session.dispose()
 
     def _step_number(self, trainer: "pl.Trainer") -> int:
         if self.settings.step_unit == "batch":
@@ -259,21 +147,6 @@ class ChakraProfilerCallback(Callback):
             return GlooBarrier(self.settings.barrier_timeout)
         return StrategyBarrier(trainer.strategy.barrier, trainer.strategy.broadcast)
 
-    def _describe_start(self, trainer: "pl.Trainer", profiling: Profiling) -> str:
-        by_batch = self.settings.step_unit == "batch"
-        note = ""
-        if not by_batch and not trainer.lightning_module.automatic_optimization:
-            note = " (more where a step moves the global step by more than one, as with several optimizers)"
-        return describe_start(
-            self.settings,
-            first=trainer.fit_loop.epoch_loop.total_batch_idx + 1 if by_batch else trainer.global_step,
-            profiled=profiling.profiled,
-            world_size=trainer.world_size,
-            root=profiling.root,
-            moved_from=profiling.dirpath,
-            note=note,
-        )
-
     def _most_steps(self, trainer: "pl.Trainer") -> int | None:
         """The most steps this fit can have, as far as Lightning knows at its start."""
         bounds: list[float] = []
@@ -288,9 +161,6 @@ class ChakraProfilerCallback(Callback):
             bounds.append((trainer.max_epochs - trainer.current_epoch) * batches)
         least = min(bounds, default=float("inf"))
         return None if least == float("inf") else max(0, int(least))
-
-
-_ARGUMENTS = frozenset(field.name for field in dataclasses.fields(Settings))
 
 
 def _refuse_second_owner(trainer: "pl.Trainer") -> None:

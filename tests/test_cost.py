@@ -73,6 +73,9 @@ def spied(callback: dict[str, Any], trainer: dict[str, Any] | None = None) -> tu
 HOOKS = {
     "lightning_chakra.callback.ChakraProfilerCallback.on_train_batch_start",
     "lightning_chakra.callback.ChakraProfilerCallback.on_train_batch_end",
+    "lightning_chakra.callback.ChakraProfilerCallback.on_train_batch_end.<locals>.<lambda>",  # global_step
+    "lightning_chakra.recording.door.Door._begin",
+    "lightning_chakra.recording.door.Door._end",
     "lightning_chakra.recording.session.ProfilingSession.end_step",
 }
 

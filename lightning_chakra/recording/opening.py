@@ -54,12 +54,14 @@ class Profiling:
         dirpath: The output folder that was asked for.
         root: The folder of this run: ``dirpath``, or ``run-N`` below it.
         profiled: The global ranks that record.
+        place: Where this process stands.
     """
 
     session: ProfilingSession
     dirpath: str
     root: str
     profiled: tuple[int, ...]
+    place: Place
 
 
 def open_profiling(
@@ -96,7 +98,7 @@ def open_profiling(
         recording=recording,
         raise_errors=settings.on_error == "raise",
     )
-    return Profiling(session, dirpath, root, profiled)
+    return Profiling(session, dirpath, root, profiled, place)
 
 
 def _meet_others(settings: Settings, place: Place, dirpath: str) -> tuple[FlushBarrier | None, str]:
