@@ -6,9 +6,10 @@ from lightning_chakra._version import __version__
 
 if TYPE_CHECKING:
     from lightning_chakra.callback import ChakraProfilerCallback
+    from lightning_chakra.loop import profile_window
     from lightning_chakra.recording.layout import PublishedTrace
 
-__all__ = ["ChakraProfilerCallback", "PublishedTrace", "__version__"]
+__all__ = ["ChakraProfilerCallback", "PublishedTrace", "__version__", "profile_window"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,6 +18,10 @@ def __getattr__(name: str) -> Any:
         from lightning_chakra.callback import ChakraProfilerCallback
 
         return ChakraProfilerCallback
+    if name == "profile_window":
+        from lightning_chakra.loop import profile_window
+
+        return profile_window
     if name == "PublishedTrace":
         from lightning_chakra.recording.layout import PublishedTrace
 

@@ -31,13 +31,15 @@ WINGS: dict[str, set[str]] = {
     "transform": {"transform", "traces", *PURE, "recording.scratch", "recording.writer", "_version"},
     "cli": {"cli", "analysis", "transform", "traces", *PURE, "_version"},
     "callback": {"recording"},
+    "loop": {"recording"},
     "autoload": {"callback", "recording.messages"},
-    "__init__": {"_version", "callback", "recording.layout", "analysis"},
+    "__init__": {"_version", "callback", "loop", "recording.layout", "analysis"},
     "_version": set(),
 }
 MOST_LINES = 400
 TORCH = {
-    "callback", "recording.barrier", "recording.observer", "recording.private_torch", "recording.recorder",
+    "callback", "recording.barrier", "recording.observer", "recording.private_torch", "recording.processes",
+    "recording.recorder",
 }  # fmt: skip
 
 
@@ -140,6 +142,15 @@ def test_the_package_and_the_background_side_load_without_torch_and_lightning() 
     assert found.stdout.strip() == "[]"
 
 
+def test_the_loop_loads_without_lightning() -> None:
+    code = (
+        "import sys, lightning_chakra.loop; lightning_chakra.loop.profile_window('traces')\n"
+        "print([name for name in ('lightning', 'pytorch_lightning', 'lightning_fabric') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip() == "[]"
+
+
 # The table of arguments, which the README repeats.
 DEFAULTS: dict[str, Any] = {
     "dirpath": None,
@@ -198,7 +209,7 @@ def test_every_argument_can_be_read_back() -> None:
 
 
 def test_the_public_names() -> None:
-    assert lightning_chakra.__all__ == ["ChakraProfilerCallback", "PublishedTrace", "__version__"]
+    assert lightning_chakra.__all__ == ["ChakraProfilerCallback", "PublishedTrace", "__version__", "profile_window"]
     assert all(getattr(lightning_chakra, name) is not None for name in lightning_chakra.__all__)
     with pytest.raises(AttributeError, match="no attribute 'ChakraProfiler'"):
         lightning_chakra.ChakraProfiler  # noqa: B018

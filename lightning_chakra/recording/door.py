@@ -30,8 +30,6 @@ class Door:
         ValueError: An argument has a value that no training could use.
     """
 
-    _ends_unheard = False  # whether an exception can end the training without a word to this door
-
     def __init__(
         self,
         dirpath: str | os.PathLike[str] | None = None,
@@ -100,6 +98,20 @@ class Door:
     def __getstate__(self) -> dict[str, Any]:
         # What is alive during a training belongs to this process and to this object.
         return {**self.__dict__, "_profiling": None, "_traces": self.traces}
+
+    def _refuse_nested(self) -> None:
+        """Refuse to begin beside another recording of this process.
+
+        Raises:
+            RuntimeError: One is going on, here or in another door.
+        """
+        for other in _opened:
+            if other._profiling is not None:
+                raise RuntimeError(
+                    f"`{type(self).__name__}` to {self.settings.dirpath or 'its default folder'} begins while "
+                    f"`{type(other).__name__}` to {other._profiling.root} records, and a process has one Kineto "
+                    "profiler. End that one first, or keep one of them; `repeat` records several windows."
+                )
 
     def _open(self, place: Place, dirpath: str) -> None:
         """Begin a recording; all ranks come here together. A collective.

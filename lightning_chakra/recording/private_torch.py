@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -150,3 +151,22 @@ def _gloo_devices(gloo: Any) -> list[Any]:
         ]
     except TypeError:  # torch before lazy connections: each rank connects to each other one at once
         return [gloo.create_device(interface=name) for name in interfaces] or [gloo.create_default_device()]
+
+
+_agreements = itertools.count()  # the same on every rank: all of them agree on the same things in the same order
+_AGREEMENT_TIMEOUT = timedelta(seconds=120)
+
+
+def all_agree(fine: bool) -> bool:
+    """Whether ``fine`` is true on all ranks, by the store of the default group. A collective that needs no device.
+
+    Raises:
+        RuntimeError: A rank did not come in time.
+    """
+    store = _distributed.distributed_c10d._get_default_store()
+    key = f"lightning_chakra/agreement-{next(_agreements)}"
+    store.add(f"{key}/bad", int(not fine))
+    if store.add(f"{key}/there", 1) == torch.distributed.get_world_size():
+        store.set(f"{key}/all", b"1")
+    store.wait([f"{key}/all"], _AGREEMENT_TIMEOUT)
+    return bool(store.add(f"{key}/bad", 0) == 0)

@@ -99,6 +99,7 @@ class ProfilingSession:
         """The trainer's when the last step ended; kept here for the callback, which asks for it once per batch."""
         self._open = False  # whether an active step began whose window has not closed; the same on every rank
         self._first = 0  # its first step
+        self._begun = 0  # the index of that one
         self._windows = 0  # windows begun
         self._given_up = False  # whether the barrier failed, so that recording on would endanger the training
         self._rank = rank
@@ -123,6 +124,7 @@ class ProfilingSession:
         if phase is Phase.ACTIVE and not self._open:
             self._open = True
             self._first = number
+            self._begun = self.steps
             self._windows += 1
             self._check_space()
         if self._recording is not None:
@@ -146,6 +148,18 @@ class ProfilingSession:
         if self._schedule.ends_window(index):
             self._close_window(partial=False)
         self._raise_first_fault()
+
+    def cancel_step(self) -> None:
+        """The step that began does not come: a loop knows only then that it is over. Not a collective.
+
+        A window that has no other step is forgotten.
+        """
+        self.in_step = False
+        if self._open and self.steps == self._begun:
+            self._open = False
+            self._windows -= 1
+            if self._recording is not None:
+                self._recording.recorder.discard()
 
     def enter(self, name: str) -> None:
         """Something that is no training step begins; its operators go into a range of this name."""
