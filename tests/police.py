@@ -23,7 +23,7 @@ def offences(*, process_group: bool = True) -> list[str]:
         found.append("Kineto is on")
     if ExecutionTraceObserver.register_callback is not _register_callback:
         found.append("observers cannot be registered")
-    if others.before is not None:
+    if others.before:
         found.append("other profilers are listened to")
     if not _slot_is_free():
         found.append("the observer slot is taken")

@@ -69,8 +69,8 @@ class OtherProfilers:
     def __init__(self) -> None:
         self.busy = False
         """Whether one is prepared or runs. One that was begun before :meth:`watch` is not seen."""
-        self.before: Callable[[], None] | None = None
-        """Called before one is prepared or started."""
+        self.before: list[Callable[[], None]] = []
+        """Called before one is prepared or started, the last one first: a fit can lie within another one."""
         self._ours = threading.local()
 
     def watch(self) -> None:
@@ -95,8 +95,9 @@ class OtherProfilers:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if getattr(self._ours, "calls", False):
                 return function(*args, **kwargs)
-            if begins and self.before is not None:
-                self.before()
+            if begins:
+                for make_way in reversed(self.before):
+                    make_way()
             self.busy = begins
             return function(*args, **kwargs)
 

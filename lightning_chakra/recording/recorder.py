@@ -62,7 +62,7 @@ class TraceRecorder:
         """What could not be recorded although the window goes on; the owner takes and tells it."""
         self._finished: RawWindow | None = None
         others.watch()
-        others.before = self._make_way
+        others.before.append(self._make_way)
 
     @property
     def recording(self) -> bool:
@@ -139,8 +139,8 @@ class TraceRecorder:
     def end(self) -> None:
         """Drop everything, and look no more at what other profilers do."""
         self.discard()
-        if others.before == self._make_way:
-            others.before = None
+        with contextlib.suppress(ValueError):  # the second time
+            others.before.remove(self._make_way)
 
     def _make_way(self) -> None:
         """Another profiler is about to begin: this one must be over by then.

@@ -30,9 +30,10 @@ _BACKLOG = 3  # windows waiting for the writer before the user is told
 _WINDOW_LOST = "Nothing of this window is kept; the training goes on."
 _MARK_LOST = "A mark of the trace is missing or wrong; the training goes on."
 
-# Lightning answers SIGTERM with a collective on the group that trains. In the middle of an export, or of the wait for
-# one, it would meet nobody there until that group's timeout ends the job: the answer waits until all have met.
-_meeting = deferred_signals(signal.SIGTERM)
+# Lightning answers SIGTERM, and SIGUSR1 under SLURM, with collectives on the group that trains. In the middle of an
+# export, or of the wait for one, they would meet nobody there until that group's timeout ends the job: the answer waits
+# until all have met. Ctrl-C ends a wait.
+_meeting = deferred_signals(but=signal.SIGINT)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -7,29 +7,36 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+_Handler = Callable[[int, FrameType | None], Any]
+
 
 @contextlib.contextmanager
-def deferred_signals(*numbers: signal.Signals) -> Iterator[None]:
-    """Run the Python handlers of signals, SIGINT and SIGTERM unless named, after the block and not in the middle of it.
+def deferred_signals(*, but: signal.Signals | None = None) -> Iterator[None]:
+    """Run the Python handlers of signals, of all ``but`` one, after the block and not in the middle of it.
 
     A ``KeyboardInterrupt`` between two calls into torch's profiler would leave it half stopped, and stopping it again
-    is a segmentation fault. Signals without a Python handler, and blocks outside the main thread, are left alone.
+    is a segmentation fault; a handler that enters a collective (Lightning's of SIGTERM, and of SIGUSR1 under SLURM)
+    would meet nobody there while ranks export. Each signal that came is delivered once, in the order of their first
+    arrival, when all handlers are back in place. Signals without a Python handler, and blocks outside the main thread,
+    are left alone; so is a handler that was set inside the block.
 
     The exception of a handler leaves the ``with`` statement and replaces what its block was about to return.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    arrived: list[_Held] = []
     held: list[_Held] = []
     try:
-        for number in numbers or (signal.SIGINT, signal.SIGTERM):
+        for number in signal.valid_signals():
             handler = signal.getsignal(number)
-            if callable(handler):
-                held.append(_Held(number, handler))
+            if callable(handler) and number != but:
+                held.append(_Held(number, handler, arrived))
                 signal.signal(number, held[-1])
         yield
     finally:
-        _release(held)
+        _restore(held)
+        _deliver(arrived)
 
 
 class _Held:
@@ -38,32 +45,43 @@ class _Held:
     That makes one harmless that a second signal in just that moment keeps from being removed.
     """
 
-    def __init__(self, number: int, handler: Callable[[int, FrameType | None], Any]) -> None:
+    def __init__(self, number: int, handler: _Handler, arrived: "list[_Held]") -> None:
         self._number = number
         self._handler = handler
+        self._arrived = arrived
+        self._frame: FrameType | None = None
         self._holding = True
-        self._arrived: FrameType | None = None
-        self._has_arrived = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._holding:
-            self._has_arrived, self._arrived = True, frame
-        else:
+        if not self._holding:
             self._handler(number, frame)
+        elif self not in self._arrived:
+            self._frame = frame
+            self._arrived.append(self)
 
-    def release(self) -> None:
-        """Give the signal back to its handler, and run that if the signal came meanwhile."""
+    def restore(self) -> None:
+        """Give the signal back to its handler, unless it has a new one."""
         self._holding = False
-        signal.signal(self._number, self._handler)
-        if self._has_arrived:
-            self._has_arrived = False
-            self._handler(self._number, self._arrived)
+        if signal.getsignal(self._number) is self:
+            signal.signal(self._number, self._handler)
+
+    def deliver(self) -> None:
+        self._handler(self._number, self._frame)
 
 
-def _release(held: list[_Held]) -> None:
-    """Release all, also when the handler of one raises."""
+def _restore(held: list[_Held]) -> None:
+    """Restore all, also when a signal that comes in between raises."""
     if held:
         try:
-            held[-1].release()
+            held[-1].restore()
         finally:
-            _release(held[:-1])
+            _restore(held[:-1])
+
+
+def _deliver(arrived: list[_Held]) -> None:
+    """Deliver all in order, also when the handler of one raises."""
+    if arrived:
+        try:
+            arrived[0].deliver()
+        finally:
+            _deliver(arrived[1:])

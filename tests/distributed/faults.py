@@ -54,6 +54,20 @@ def slow_kineto(marker: Path, seconds: float) -> None:
     recorder.KinetoProfile = Slow
 
 
+def deaf_kineto(marker: Path, seconds: float) -> None:
+    """Exporting takes ``seconds`` longer in one call, in the middle of which no Python handler of a signal can run."""
+
+    class Deaf(KinetoProfile):  # type: ignore[misc]
+        def export_chrome_trace(self, path: str) -> Any:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # one would end the call early
+            marker.touch()
+            ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+            return super().export_chrome_trace(path)
+
+    recorder.KinetoProfile = Deaf
+
+
 def slow_execution_trace(marker: Path, seconds: float) -> None:
     """Finishing the execution trace takes ``seconds`` longer."""
 
@@ -115,6 +129,18 @@ class Sharded(programs.Model):
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(self.layer, mesh=self.device_mesh["data_parallel"])
+
+
+class AnswersUsr1(programs.Model):
+    """Answers SIGUSR1 with a collective of the training, as Lightning does under SLURM before it requeues a job."""
+
+    def on_train_start(self) -> None:
+        signal.signal(signal.SIGUSR1, self._answer)
+
+    def _answer(self, *_: Any) -> None:
+        print("ANSWERING", flush=True)
+        self.trainer.strategy.barrier("requeue")
+        print("ANSWERED", flush=True)
 
 
 class MeetsAtTheEnd(Callback):

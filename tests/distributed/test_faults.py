@@ -149,6 +149,31 @@ def test_sigterm_on_all_ranks_in_the_flush_saves_the_traces(out: Path, tmp_path:
     assert _whole(out) == ["chakra/rank-0.json.gz", "pytorch_profile/rank-0.json.gz"]
 
 
+def test_a_signal_that_the_training_answers_with_a_collective(out: Path, tmp_path: Path) -> None:
+    """It comes in an export that takes longer than the timeout of the training's group, and is answered after it."""
+    marker = tmp_path / "marker"
+    program = partial(
+        faults.train, slow=faults.deaf_kineto, marker=marker, seconds=9, group_timeout=3, model=faults.AnswersUsr1
+    )
+
+    def warn(processes: list[Any]) -> None:
+        for process in processes:
+            os.kill(process.pid, signal.SIGUSR1)
+
+    results = harness.run(
+        program,
+        {"dirpath": out, "profile_ranks": [0]},
+        ranks=2,
+        timeout=60,
+        while_running=_when_exporting(marker, warn, waiting=1),
+    )
+    values = harness.succeed(results)
+    assert [value["batches"] for value in values] == [8, 8]
+    for result in results:
+        assert [line for line in result.out.splitlines() if "ANSWER" in line] == ["ANSWERING", "ANSWERED"]
+    assert _whole(out) == ["chakra/rank-0.json.gz", "pytorch_profile/rank-0.json.gz"]
+
+
 @pytest.mark.parametrize("part", ["group", "folder"])
 def test_setup_that_fails_on_one_rank_is_agreed_on(part: str, out: Path) -> None:
     results = harness.run(faults.train_without_agreement, {"dirpath": out}, part, ranks=2)

@@ -19,7 +19,7 @@ from tests import harness, programs
 from tests.faults.trainings import LIMIT, PAIR, SHORT, fitting
 from tests.reading import check_kineto, check_pair, files, load
 
-INT, TERM, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGKILL
+INT, TERM, KILL, USR1, USR2 = signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1, signal.SIGUSR2
 
 
 class Signalled(programs.Model):
@@ -139,7 +139,7 @@ def test_a_killed_training_leaves_raw_files_that_the_next_one_tells_of(
 
 @pytest.fixture
 def _handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (INT, TERM)}
+    before = {number: signal.getsignal(number) for number in (INT, TERM, USR1, USR2)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -198,3 +198,26 @@ class TestDeferral:
         with pytest.raises(KeyboardInterrupt):
             deferring([], inner)
         assert done == [True]
+
+    def test_every_signal_with_a_handler_comes_once_and_in_order(self) -> None:
+        came: list[int] = []
+        for number in (TERM, USR1, USR2):
+            signal.signal(number, lambda number, _: came.append(number))
+        deferring([USR2, TERM, USR2, USR1, TERM], lambda: came.append(0))
+        assert came == [0, USR2, TERM, USR1]
+
+    def test_one_can_be_left_out(self) -> None:
+        with pytest.raises(KeyboardInterrupt), deferred_signals(but=INT):
+            os.kill(os.getpid(), INT)
+            raise AssertionError("Ctrl-C was held back")
+
+    def test_a_handler_that_the_block_sets_stays(self) -> None:
+        came: list[str] = []
+        signal.signal(USR1, lambda *_: came.append("old"))
+
+        def new(*_: Any) -> None:
+            came.append("new")
+
+        deferring([USR1], lambda: signal.signal(USR1, new))
+        assert came == ["old"]
+        assert signal.getsignal(USR1) is new
