@@ -24,8 +24,8 @@ class ChakraProfilerCallback(Door, Callback):
     Args:
         dirpath: Output folder, a local path or an fsspec URL. ``None``: the logger's folder (``trainer.log_dir``), else
             ``trainer.default_root_dir``.
-        profile_ranks: Global ranks to profile; empty means all. A list, a single rank, or a string as
-            ``taskset --cpu-list`` takes it: ``"0,8-15"``, ``"0-255:8"``.
+        profile_ranks: Global ranks to profile; empty means all. A list (tuple, set, range), a single rank, or a string
+            as ``taskset --cpu-list`` takes it: ``"0,8-15"``, ``"0-255:8"``.
         skip_first: Steps to leave alone once at the start of a fit.
         wait: Idle steps at the start of each cycle.
         warmup: Steps of each cycle during which the profiler is prepared and records nothing.

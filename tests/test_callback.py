@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
+import inspect
 import logging
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from packaging.version import Version
 
 from lightning_chakra import ChakraProfilerCallback
 from lightning_chakra.recording.messages import ChakraProfilerWarning
-from tests import programs
+from tests import harness, programs
 from tests.police import offences
 from tests.reading import check_kineto, check_pair, files, load, operators
 
@@ -560,6 +562,27 @@ def test_a_wrong_argument_is_told_with_its_value_and_the_rule(
 def test_an_unknown_argument_is_refused() -> None:
     with pytest.raises(TypeError, match="colect_shapes"):
         ChakraProfilerCallback(colect_shapes=True)  # type: ignore[call-arg]
+
+
+def test_its_text_tells_all_its_arguments() -> None:
+    callback = ChakraProfilerCallback("traces", profile_ranks=range(2), active=3)
+    assert eval(repr(callback)).settings == callback.settings
+    for name in inspect.signature(ChakraProfilerCallback).parameters:
+        assert f"{name}={getattr(callback, name)!r}" in repr(callback)
+
+
+def test_a_folder_that_is_no_text(out: Path) -> None:
+    name = os.fsdecode(os.fsencode(out) + b"-\xff")
+    with pytest.raises(ValueError, match=r"`scratch_dir=.*must be UTF-8"):
+        ChakraProfilerCallback(out, scratch_dir=name)
+    # apart: the log of such a name cannot be sent between the processes of the tests
+    harness.succeed(harness.run(programs.train, {"dirpath": name, **EARLY}, {"max_steps": 5}))
+    assert files(Path(name)) == ["pytorch_profile/rank-0.json.gz"]
+
+
+def test_a_folder_of_an_unknown_protocol_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(MisconfigurationException, match="nosuch"):
+        programs.train({"dirpath": "nosuch://bucket/traces"})
 
 
 def test_a_rank_beyond_the_world_is_told_before_anything_is_made(out: Path) -> None:

@@ -75,6 +75,10 @@ class Door:
         self._profiling: Profiling | None = None
         others.watch()  # one that is prepared by the time the training begins must be known
 
+    def __repr__(self) -> str:
+        names = (field.name for field in dataclasses.fields(Settings))
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self.settings, name)!r}' for name in names)})"
+
     def __getattr__(self, name: str) -> Any:
         # Each argument can be read back under its own name; it is looked for here only where nothing else has it.
         if name in _ARGUMENTS and "settings" in self.__dict__:

@@ -68,6 +68,15 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
+def is_utf8(path: str) -> bool:
+    """Whether ``path`` is text; torch refuses any other name of a file that it shall write."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def join(root: str, *parts: str) -> str:
     """Join path parts below a local path or a URL."""
     if is_url(root):

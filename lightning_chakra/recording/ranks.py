@@ -1,20 +1,20 @@
 """Which ranks to profile: parsing and resolving ``profile_ranks``. Pure."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 _ITEM = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?", re.ASCII)
 _RULE = 'a list of global ranks such as [0, 8], or a string such as "0,8-15" or "0-255:8" (every 8th)'
 
 
-def parse_ranks(profile_ranks: int | str | Sequence[int]) -> tuple[range, ...]:
+def parse_ranks(profile_ranks: int | str | Collection[int]) -> tuple[range, ...]:
     """Read ``profile_ranks`` into ranges of global ranks; empty means all ranks.
 
     The string form is the one of ``taskset --cpu-list``: comma-separated ranks and ranges, a range with an optional
     stride.
 
     Raises:
-        TypeError: The value is neither a list of integers nor a string.
+        TypeError: The value is neither a list, tuple, set or range of integers nor a string.
         ValueError: A rank is negative, or the string is malformed.
     """
     if isinstance(profile_ranks, str):
@@ -24,7 +24,9 @@ def parse_ranks(profile_ranks: int | str | Sequence[int]) -> tuple[range, ...]:
             else ()
         )
     ranks = [profile_ranks] if isinstance(profile_ranks, int) else profile_ranks
-    if not isinstance(ranks, (list, tuple)) or any(isinstance(r, bool) or not isinstance(r, int) for r in ranks):
+    if isinstance(ranks, (set, frozenset)):
+        ranks = sorted(ranks, key=repr) if any(not isinstance(r, int) for r in ranks) else sorted(ranks)
+    if not isinstance(ranks, (list, tuple, range)) or any(isinstance(r, bool) or not isinstance(r, int) for r in ranks):
         raise TypeError(f"`profile_ranks={profile_ranks!r}` must be {_RULE}; empty means all ranks.")
     for rank in ranks:
         if rank < 0:

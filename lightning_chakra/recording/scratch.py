@@ -11,6 +11,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from lightning_chakra.recording.layout import FOLDERS, Kind, RawTrace, RawWindow, TraceLayout, window_folder
+from lightning_chakra.recording.layout import FOLDERS, Kind, RawTrace, RawWindow, TraceLayout, is_utf8, window_folder
 
 _PREFIX = "lightning-chakra-"
 
@@ -58,6 +59,9 @@ class Scratch:
             raise
 
     def _open_window(self, first_step: int) -> RawWindow:
+        if not is_utf8(self.where()):
+            reason = "torch can write no file below a folder whose name is not UTF-8; set `scratch_dir` or TMPDIR"
+            raise OSError(errno.EILSEQ, reason, self.where())
         if self._folder is None:
             if self._parent is not None:
                 os.makedirs(self._parent, exist_ok=True)

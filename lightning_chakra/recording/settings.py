@@ -5,11 +5,12 @@ Whatever lets a user record (the Lightning callback, a loop, other trainers) has
 
 import dataclasses
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from lightning_chakra.recording.layout import is_url
+from lightning_chakra.recording.layout import is_url, is_utf8
 from lightning_chakra.recording.ranks import parse_ranks
 from lightning_chakra.recording.schedule import ProfileSchedule
 
@@ -39,7 +40,7 @@ class Settings:
     """
 
     dirpath: "str | os.PathLike[str] | None" = None
-    profile_ranks: "list[int] | int | str" = dataclasses.field(default_factory=list)
+    profile_ranks: "Collection[int] | int | str" = dataclasses.field(default_factory=list)
     skip_first: int = 0
     wait: int = 9
     warmup: int = 1
@@ -63,6 +64,8 @@ class Settings:
             raise ValueError(
                 f"`scratch_dir={self.scratch_dir!r}` must be a local folder: torch writes raw files there."
             )
+        if self.scratch_dir is not None and not is_utf8(str(self.scratch_dir)):
+            raise ValueError(f"`scratch_dir={self.scratch_dir!r}` must be UTF-8: torch can write no raw file below it.")
         _choice("step_unit", self.step_unit, ("optimizer_step", "batch"))
         _choice("on_error", self.on_error, ("warn", "raise"))
         for name in _FLAGS:

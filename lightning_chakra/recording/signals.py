@@ -62,7 +62,8 @@ class _Held:
     def restore(self) -> None:
         """Give the signal back to its handler, unless it has a new one."""
         self._holding = False
-        if signal.getsignal(self._number) is self:
+        current: object = signal.getsignal(self._number)
+        if current is self:
             signal.signal(self._number, self._handler)
 
     def deliver(self) -> None:

@@ -199,6 +199,27 @@ def test_own_profiler_costs_one_window_of_several(out: Path, tmp_path: Path) -> 
     check_clean(result)
 
 
+class FitWithin(OwnProfiler):
+    """Trains another model in a hook of its own training, as a probe does, and then profiles its own steps."""
+
+    def __init__(self, inner: Path, path: Path) -> None:
+        super().__init__(4, 4, path)
+        self.inner = inner
+
+    def on_train_start(self) -> None:
+        callback = ChakraProfilerCallback(self.inner, wait=0, active=1)
+        Trainer(**QUIET, callbacks=[callback]).fit(Model(3))
+
+
+def test_a_fit_within_a_fit_leaves_the_outer_one_its_guard(out: Path, tmp_path: Path) -> None:
+    result = fitting({**SHORT, "dirpath": out}, {}, FitWithin(tmp_path / "inner", tmp_path / "own.json"))
+    assert "another profiler was started" in result["warnings"][0]
+    assert files(tmp_path / "inner") == ["pytorch_profile/rank-0.json.gz"]
+    check_own(tmp_path / "own.json")
+    check_files(out, result, [3, 4], partial=True)
+    check_clean(result)
+
+
 @pytest.mark.parametrize(("first", "last"), [(3, 3), (4, 5), (3, 6)])
 def test_own_profiler_in_the_window_with_an_observer_from_the_environment(
     out: Path, tmp_path: Path, first: int, last: int

@@ -83,6 +83,14 @@ def test_foreign_and_broken_folders_are_passed_over(folder: Path) -> None:
     assert list(leftovers(str(folder.parent / "nowhere"))) == []
 
 
+def test_a_folder_that_torch_cannot_write_to_is_told(tmp_path: Path) -> None:
+    parent = os.fsdecode(os.fsencode(tmp_path) + b"/scratch-\xff")
+    scratch = Scratch(parent, 0, TraceLayout(str(tmp_path / "out"), False), ("kineto",))
+    with pytest.raises(OSError, match="not UTF-8; set `scratch_dir` or TMPDIR"):
+        scratch.open_window(3)
+    assert os.listdir(tmp_path) == []
+
+
 def test_the_folder_vanishes_with_its_last_window(tmp_path: Path) -> None:
     scratch = Scratch(str(tmp_path), 0, TraceLayout(str(tmp_path), True), ("kineto",))
     first, second = scratch.open_window(1), scratch.open_window(5)
