@@ -65,7 +65,8 @@ def test_a_malformed_string_is_told_with_the_rule(value: str) -> None:
         ([True], TypeError, "a list of global ranks"),
         (True, TypeError, "a list of global ranks"),
         (None, TypeError, "empty means all ranks"),
-        ({0}, TypeError, "a list of global ranks"),
+        ({0: 1}, TypeError, "a list of global ranks"),
+        ({"0"}, TypeError, "a list of global ranks"),
         (b"0", TypeError, "a list of global ranks"),
     ],
 )
