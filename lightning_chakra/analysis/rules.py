@@ -217,6 +217,14 @@ def _contents(capture: Capture, rank: RankFacts) -> Iterator[Problem]:
             )
     if (chakra := rank.chakra) is not None and not chakra.error:
         yield from _graph(chakra)
+        if chakra.mended:
+            yield Problem(
+                "note",
+                chakra.name,
+                f"{chakra.mended} nodes mended",
+                "torch loses count where an exception leaves an operator (activation checkpointing ends its "
+                f"recomputation so): they got their true parents, and {rank.abandoned} operators have no node",
+            )
 
 
 def _graph(chakra: ChakraFacts) -> Iterator[Problem]:
@@ -232,7 +240,8 @@ def _graph(chakra: ChakraFacts) -> Iterator[Problem]:
             "error",
             chakra.name,
             f"{chakra.orphans} parents that are not there (of node {numbers(chakra.orphaned)})",
-            "the tree is broken: part of the file is lost, or it was filtered",
+            "the tree is broken: an exception left an operator while it was recorded, which torch then does not "
+            "write, part of the file is lost, or it was filtered",
         )
     if chakra.nodes <= 1:
         yield Problem("error", chakra.name, "no operators", "its observer never ran: the window was empty")

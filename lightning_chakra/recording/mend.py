@@ -55,6 +55,9 @@ _KINETO_END = re.compile(rb'(\n  \],.*"traceName": ")(.*)("\s*\}\s*)\Z', re.DOTA
 _ET_NAME = re.compile(
     rb'\A(        "id": \d+, "name": ")(.*?)(", "ctrl_deps": \d+,\n        "inputs": \{"values": )', re.DOTALL
 )
+_ET_PARENT = re.compile(
+    rb'\A(        "id": (\d+), "name": ".*?", "ctrl_deps": )\d+(?=,\n        "inputs": \{"values": )', re.DOTALL
+)
 _ET_ID = re.compile(rb'"name": "rf_id", "type": "uint64", "value": (\d+)\}')
 _NO_NUMBER = re.compile(rb"(?<=[\[,:\s])(-?(?:inf|nan))(?=[\],}\s])")
 _UNPRINTABLE = re.compile(rb"[^ -~]")  # what Kineto calls "unknown"
@@ -77,6 +80,15 @@ class Mender:
     def __init__(self) -> None:
         self._names: dict[int, bytes] = {}
         self._texts: dict[bytes, bytes] = {}
+        self._parents: dict[int, int] = {}
+
+    def reparent(self, parents: dict[int, int]) -> None:
+        """Give nodes of the execution trace, which is read next, other parents, and count them at its end.
+
+        Args:
+            parents: Ids of nodes, and of the node below which each belongs.
+        """
+        self._parents = parents
 
     def read(self, source: IO[bytes], kind: Kind, piece: int) -> Iterator[tuple[bytes | memoryview, int]]:
         """The content of ``source`` in parts that end where an event or a node ends.
@@ -113,7 +125,7 @@ class Mender:
         odd = not block.isascii() or any(text in block for text in _SUSPECT_TEXT[kind])
         if kind == "kineto" and not odd:
             odd = _INFINITE.search(block, concurrent=True) is not None
-        names = bool(self._names) and kind == "kineto"
+        names = bool(self._names if kind == "kineto" else self._parents)
         if not (odd or names or any(s.search(block, 0, length, concurrent=True) for s in _SUSPECT[kind])):
             return memoryview(block)[:length]
         mend = self._mend_event if kind == "kineto" else self._mend_node
@@ -151,16 +163,26 @@ class Mender:
             found = _ET_ID.search(node, match.end())
             if found:
                 self._names[int(found[1])] = self._texts.setdefault(name, name)
-        return node if name == raw else match[1] + name + node[match.start(3) :]
+        node = node if name == raw else match[1] + name + node[match.start(3) :]
+        return _ET_PARENT.sub(self._true_parent, node) if self._parents else node
+
+    def _true_parent(self, match: re.Match[bytes]) -> bytes:
+        parent = self._parents.get(int(match[2]))
+        return match[0] if parent is None else match[1] + b"%d" % parent
 
     def _mend_end(self, part: bytes | memoryview, kind: Kind) -> bytes | memoryview:
-        """The last line of a Kineto trace holds the path of the raw file."""
-        if kind != "kineto":
+        """The last line of a Kineto trace holds the path of the raw file; an execution trace tells what was mended."""
+        if kind == "chakra" and not self._parents:
             return part
         part = bytes(part)
         tail = part.rfind(b"\n  ],")
         if tail < 0:
             return part
+        if kind == "chakra":
+            entries = json.loads(b"{" + part[tail + len(b"\n  ],") :])
+            entries.setdefault("lightning_chakra", {})["mended_nodes"] = len(self._parents)
+            lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in entries.items())
+            return part[:tail] + f"\n  ],\n{lines}\n}}\n".encode()
         return part[:tail] + _KINETO_END.sub(lambda m: m[1] + _escaped(m[2]) + m[3], part[tail:])
 
 

@@ -13,6 +13,7 @@ from typing import IO, Any
 from lightning_chakra.recording import storage
 from lightning_chakra.recording.layout import Kind, PublishedTrace, RawTrace, RawWindow
 from lightning_chakra.recording.mend import Mender
+from lightning_chakra.recording.nesting import true_parents
 
 PIECE = 1 << 20
 """Bytes handed to the compressor at a time: it gives up the GIL for each piece."""
@@ -119,6 +120,8 @@ class TraceWriter:
 
     def _compress(self, raw: RawTrace, destination: str, mender: Mender) -> None:
         expected = 0
+        if raw.kind == "chakra":
+            mender.reparent(true_parents(raw.path))
         with (
             open(raw.path, "rb", buffering=0) as source,
             open(destination, "xb") as sink,

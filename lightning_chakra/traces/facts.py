@@ -63,6 +63,7 @@ class ChakraFacts:
         orphans: How many parents are not there.
         repeated: A few of the ids that repeat.
         orphaned: A few nodes without their parent.
+        mended: How many nodes got their parent when the file was published.
     """
 
     name: str
@@ -75,6 +76,7 @@ class ChakraFacts:
     orphans: int = 0
     repeated: list[int] = field(default_factory=list)
     orphaned: list[int] = field(default_factory=list)
+    mended: int = 0
 
 
 @dataclass
@@ -87,6 +89,7 @@ class RankFacts:
         chakra: The execution trace.
         linked: How many operators have a node with the same id and name.
         unlinked: A few names of operators that have not.
+        abandoned: How many operators have none since an exception left them; only known of a mended execution trace.
     """
 
     rank: int | None
@@ -94,6 +97,7 @@ class RankFacts:
     chakra: ChakraFacts | None = None
     linked: int = 0
     unlinked: list[str] = field(default_factory=list)
+    abandoned: int = 0
 
     @property
     def linkable(self) -> bool:
@@ -145,6 +149,7 @@ def _read_chakra(path: str, facts: ChakraFacts, node_names: dict[int, str]) -> N
             _note(facts.orphaned, child)
     head = reader.head(ChakraHead)
     facts.schema, facts.finished, facts.steps = head.schema, head.finish_ts is not None, sorted(steps)
+    facts.mended = _number(head.lightning_chakra or {}, "mended_nodes") or 0
 
 
 def _read_kineto(path: str, facts: KinetoFacts, rank: RankFacts, node_names: dict[int, str]) -> None:
@@ -175,6 +180,10 @@ def _read_kineto(path: str, facts: KinetoFacts, rank: RankFacts, node_names: dic
         if last_mark is not None and _outlives(event, last_mark):
             facts.operators -= 1
             facts.with_id -= event.args is not None and event.args.rf_id != 0
+        elif _is_abandoned(event, rank.chakra, node_names):
+            facts.operators -= 1
+            facts.with_id -= 1
+            rank.abandoned += 1
         else:
             _note(rank.unlinked, event.name)
     head = reader.head(KinetoHead)
@@ -197,6 +206,12 @@ def _outlives(event: Event, last_mark: Event) -> bool:
     """
     ended = event.ts + event.dur >= last_mark.ts + last_mark.dur
     return ended and (event.pid, event.tid) != (last_mark.pid, last_mark.tid)
+
+
+def _is_abandoned(event: Event, chakra: ChakraFacts | None, node_names: dict[int, str]) -> bool:
+    """Whether torch wrote no node since an exception left the operator; the nodes below it had to be mended then."""
+    rf_id = event.args.rf_id if event.args is not None else 0
+    return chakra is not None and chakra.mended > 0 and rf_id != 0 and rf_id not in node_names
 
 
 def _number(source: dict[str, Any], key: str) -> int | None:

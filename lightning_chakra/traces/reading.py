@@ -99,11 +99,13 @@ class ChakraHead(msgspec.Struct):
         schema: Version of the format, such as ``"1.1.1-chakra.0.0.4"``.
         pid: Process that wrote it.
         finish_ts: Set when the observer was unregistered; ``None`` in a cut trace.
+        lightning_chakra: What this package noted when it published the file, such as what it mended.
     """
 
     schema: str = ""
     pid: int | None = None
     finish_ts: int | None = None
+    lightning_chakra: dict[str, Any] | None = None
 
 
 class NodeAttr(msgspec.Struct, gc=False):
