@@ -146,11 +146,18 @@ def _node(name: str, id_: int, parent: int, thread: Any) -> dict[str, Any]:
     }
 
 
+def _rendered(node: dict[str, Any]) -> str:
+    """A node as torch lays it out, by which the published file is mended further."""
+    fields = {key: f"{json.dumps(key)}: {json.dumps(value)}" for key, value in node.items()}
+    head = ", ".join(fields.pop(key) for key in ("id", "name", "ctrl_deps"))
+    return ",\n      {\n        " + ",\n        ".join([head, *fields.values()]) + "\n      }"
+
+
 def _append(path: str, end: int, nodes: Iterable[dict[str, Any]], start_ts: int) -> None:
     with open(path, "r+b") as file:
         file.truncate(end)
         file.seek(end)
         for node in nodes:
-            file.write(b",\n      " + json.dumps(node).encode())
+            file.write(_rendered(node).encode())
         mark = f'\n  ],\n  "finish_ts": {start_ts},\n  "lightning_chakra": {{"partial": true}}\n}}\n'
         file.write(mark.encode())
