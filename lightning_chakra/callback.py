@@ -84,6 +84,8 @@ class ChakraProfilerCallback(Door, Callback):
             note = " (more where a step moves the global step by more than one, as with several optimizers)"
         first = trainer.fit_loop.epoch_loop.total_batch_idx + 1 if by_batch else trainer.global_step
         self._start(first=first, global_step=trainer.global_step, most=self._most_steps(trainer), note=note)
+        if self._profiling is not None:
+            self._profiling.session.may_rest = not trainer.lightning_module.automatic_optimization
 
     @override
     def on_train_batch_start(

@@ -28,7 +28,15 @@ WINGS: dict[str, set[str]] = {
     "traces": {"traces", *PURE},
     "analysis": {"analysis", "traces", *PURE},
     # files out of files: what a recording left is finished by what finishes it in a training
-    "transform": {"transform", "traces", *PURE, "recording.scratch", "recording.writer", "_version"},
+    "transform": {
+        "transform",
+        "traces",
+        *PURE,
+        "recording.leftovers",
+        "recording.scratch",
+        "recording.writer",
+        "_version",
+    },
     "cli": {"cli", "analysis", "transform", "traces", *PURE, "_version"},
     "callback": {"recording"},
     "loop": {"recording"},

@@ -15,7 +15,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning_chakra.cli.errors import EXIT_OK, EXIT_WRONG
 
 if TYPE_CHECKING:
-    from lightning_chakra.transform.recover import Outcome
+    from lightning_chakra.transform.recover import Leftover, Outcome
 
 SUMMARY = "publish what a killed process left in its scratch folder"
 
@@ -33,15 +33,26 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="take the owner for dead: scratch folders of other hosts, or a process number that is in use again",
     )
+    parser.add_argument("--list", action="store_true", help="only tell what dead processes left, of all users")
+    parser.add_argument(
+        "--all-users", action="store_true", help="in a folder of many, take up those of other users, too"
+    )
     parser.add_argument("--discard", action="store_true", help="remove what cannot be recovered")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
 
 
 def run(args: Namespace) -> int:
     """Recover, print what became of each file, and return 0 if nothing was lost or kept, else 1."""
-    from lightning_chakra.transform.recover import recover
+    from lightning_chakra.transform.recover import list_leftovers, recover
 
-    outcomes = recover(args.path, dirpath=args.dirpath, force=args.force, discard=args.discard)
+    if args.list:
+        return _list(list_leftovers(args.path), as_json=args.json)
+    others = [] if args.all_users else [left for left in list_leftovers(args.path) if not left.ours]
+    outcomes = recover(
+        args.path, dirpath=args.dirpath, force=args.force, discard=args.discard, all_users=args.all_users
+    )
+    if others and not args.json:
+        print(f"left alone: {len(others)} scratch folders of other users (--list tells them, --all-users takes them)")  # noqa: T201
     if args.json:
         print(json.dumps([dataclasses.asdict(outcome) for outcome in outcomes], indent=1))  # noqa: T201 - its output
     elif not outcomes:
@@ -52,6 +63,17 @@ def run(args: Namespace) -> int:
         for outcome in outcomes:
             print(_describe(outcome))  # noqa: T201
     return EXIT_WRONG if any(outcome.status in ("kept", "lost") for outcome in outcomes) else EXIT_OK
+
+
+def _list(leftovers: "list[Leftover]", *, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps([dataclasses.asdict(left) for left in leftovers], indent=1))  # noqa: T201 - its output
+    for left in [] if as_json else leftovers:
+        whose = "" if left.ours else ", of another user"
+        print(f"{left.folder} (rank {left.rank}{whose}): {left.holds}")  # noqa: T201
+    if not leftovers and not as_json:
+        print("nothing was left behind")  # noqa: T201
+    return EXIT_OK
 
 
 def _describe(outcome: "Outcome") -> str:

@@ -176,6 +176,7 @@ class Door:
         if self.settings.step_unit == "optimizer_step":
             reached = global_step()
             if reached == session.global_step:
+                session.rest()
                 return
             session.global_step = reached
         session.end_step()

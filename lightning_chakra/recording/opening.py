@@ -9,10 +9,10 @@ from lightning_chakra._version import __version__
 from lightning_chakra.recording import storage
 from lightning_chakra.recording.barrier import FlushBarrier
 from lightning_chakra.recording.layout import Kind, PublishedTrace, TraceLayout, is_occupied, is_url, run_folder
+from lightning_chakra.recording.leftovers import describe_leftover
 from lightning_chakra.recording.messages import warn
 from lightning_chakra.recording.ranks import resolve_ranks
 from lightning_chakra.recording.recorder import TraceRecorder
-from lightning_chakra.recording.reports import describe_leftover
 from lightning_chakra.recording.scratch import Scratch, leftovers, owner_rank
 from lightning_chakra.recording.session import ProfilingSession, Recording
 from lightning_chakra.recording.settings import Settings

@@ -1,13 +1,11 @@
-"""What the user is told at the start and at the end of a recording. Pure, but for looking at leftover files."""
+"""What the user is told at the start and at the end of a recording. Pure."""
 
-import os
 from collections.abc import Sequence
 
+from lightning_chakra.recording.leftovers import format_size
 from lightning_chakra.recording.ranks import named_ranks
-from lightning_chakra.recording.scratch import windows
 from lightning_chakra.recording.session import Total
 from lightning_chakra.recording.settings import Settings
-from lightning_chakra.recording.writer import check_complete
 
 
 def describe_start(
@@ -46,28 +44,6 @@ def describe_end(total: Total, root: str) -> str:
         else ""
     )
     return (
-        f"wrote {total.files} {'trace' if total.files == 1 else 'traces'}{partial}, {_size(total.bytes)}, to "
+        f"wrote {total.files} {'trace' if total.files == 1 else 'traces'}{partial}, {format_size(total.bytes)}, to "
         f"{root}{lost}{hint}"
     )
-
-
-def describe_leftover(folder: str) -> str:
-    """The raw files in a scratch folder, and which of them are complete."""
-    found = []
-    for window in windows(folder):
-        for file in window.files:
-            state = _size(os.path.getsize(file.path))
-            try:
-                check_complete(file)
-            except (ValueError, OSError):
-                state += ", not complete"
-            found.append(f"{os.path.relpath(file.path, folder)} ({state})")
-    return ", ".join(found) or "no raw files"
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"

@@ -183,6 +183,15 @@ def is_abandoned(folder: str) -> bool:
         return False
 
 
+def is_ours(folder: str) -> bool:
+    """Whether a scratch folder belongs to the user of this process."""
+    if not hasattr(os, "getuid"):  # Windows: the temporary folder is the user's own
+        return True
+    with contextlib.suppress(OSError):
+        return os.stat(folder).st_uid == os.getuid()
+    return False
+
+
 def _read_owner(folder: str) -> dict[str, Any]:
     with open(os.path.join(folder, "owner.json"), encoding="utf-8") as file:
         owner = json.load(file)

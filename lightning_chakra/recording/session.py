@@ -15,6 +15,7 @@ from typing import TypeVar
 from tqdm import tqdm
 from typing_extensions import ParamSpec
 
+from lightning_chakra.recording.advice import describe_lost, resting, too_short
 from lightning_chakra.recording.barrier import BarrierError, FlushBarrier
 from lightning_chakra.recording.layout import PublishedTrace
 from lightning_chakra.recording.messages import info, warn
@@ -22,9 +23,10 @@ from lightning_chakra.recording.recorder import RecorderError, TraceRecorder
 from lightning_chakra.recording.schedule import Phase, ProfileSchedule
 from lightning_chakra.recording.scratch import Scratch
 from lightning_chakra.recording.signals import deferred_signals
-from lightning_chakra.recording.writer import PublishError, TraceWriter, describe_error
+from lightning_chakra.recording.writer import TraceWriter, describe_error
 
 _PATIENCE = 2.0  # seconds of waiting for the writer before the user is told
+_MOST_RESTING = 32  # batches without a step before the user is told
 _BACKLOG = 3  # windows waiting for the writer before the user is told
 
 _WINDOW_LOST = "Nothing of this window is kept; the training goes on."
@@ -98,6 +100,9 @@ class ProfilingSession:
         """Index of the next step that is not idle: the steps before it need no :meth:`begin_step`."""
         self.global_step = 0
         """The trainer's when the last step ended; kept here for the callback, which asks for it once per batch."""
+        self.may_rest = False
+        """Whether the global step may never move, as with raw optimizers under manual optimization."""
+        self._rested = 0  # batches before the first step that did not end it
         self._open = False  # whether an active step began whose window has not closed; the same on every rank
         self._first = 0  # its first step
         self._begun = 0  # the index of that one
@@ -162,6 +167,14 @@ class ProfilingSession:
             if self._recording is not None:
                 self._recording.recorder.discard()
 
+    def rest(self) -> None:
+        """A batch ended, and the global step did not move."""
+        if self.may_rest and not self.steps:
+            self._rested += 1
+            if self._rested == _MOST_RESTING and self._rank == 0:
+                self._told_too_short = True
+                warn(resting(self._rested))
+
     def enter(self, name: str) -> None:
         """Something that is no training step begins; its operators go into a range of this name."""
         if self._recording is not None:
@@ -178,7 +191,7 @@ class ProfilingSession:
         """Lightning knows already that the fit will have at most ``steps`` steps: warn if that is too few."""
         if self._rank == 0 and steps < self._schedule.steps_begun:
             self._told_too_short = True
-            warn(_too_short(self._schedule, steps, certain=False))
+            warn(too_short(self._schedule, steps, certain=False))
 
     @_meeting
     def finish(self) -> Total:
@@ -198,7 +211,10 @@ class ProfilingSession:
     def tell_too_short(self) -> None:
         """The fit ended: warn if no window began, unless :meth:`expect` did. Not a collective."""
         if self._rank == 0 and not (self._windows or self._given_up or self._told_too_short):
-            warn(_too_short(self._schedule, self.steps, certain=True))
+            if self._rested and not self.steps:
+                warn(resting(self._rested))
+            else:
+                warn(too_short(self._schedule, self.steps, certain=True))
 
     def abort(self) -> None:
         """Save what there is, without any collective: an exception, a signal or the end of the interpreter."""
@@ -319,7 +335,7 @@ class ProfilingSession:
             return
         for error in self._recording.writer.take_errors():
             self._recording.lost += 1
-            self._fault(_describe_lost(self._rank, error), error)
+            self._fault(describe_lost(self._rank, error), error)
 
     def _check_space(self) -> None:
         if self._recording is None:
@@ -357,31 +373,6 @@ class ProfilingSession:
         if fault is not None:
             self._raise_errors = False  # raised once; what the clean-up still meets are warnings
             raise fault
-
-
-def _too_short(schedule: ProfileSchedule, steps: int, *, certain: bool) -> str:
-    """The warning about a fit that ends before its first window begins."""
-    had = "had" if certain else "will have at most"
-    return (
-        f"no trace: the schedule skip_first={schedule.skip_first}, wait={schedule.wait}, warmup={schedule.warmup}, "
-        f"active={schedule.active} needs {schedule.steps_needed} steps, this fit {had} {steps}. Lower `wait` or train "
-        "for longer."
-    )
-
-
-def _describe_lost(rank: int, error: PublishError) -> str:
-    window = error.window
-    steps = (
-        f"step {window.first_step}"
-        if window.first_step == window.last_step
-        else f"steps {window.first_step}-{window.last_step}"
-    )
-    fate = (
-        f"The raw file is kept: {error.raw.path}; `lightning-chakra recover {window.folder}` publishes it."
-        if os.path.exists(error.raw.path)
-        else "It is lost."
-    )
-    return f"rank {rank}, {steps}: {error.raw.target} was not published: {error.reason}. {fate} The training goes on."
 
 
 def _watch(writer: TraceWriter, rank: int) -> None:

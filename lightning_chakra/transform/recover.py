@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from lightning_chakra.recording import storage
 from lightning_chakra.recording.layout import FOLDERS, PublishedTrace, RawTrace, RawWindow, is_url, join
-from lightning_chakra.recording.scratch import holds_raw_files, is_abandoned, read_window
+from lightning_chakra.recording.leftovers import describe_leftover
+from lightning_chakra.recording.scratch import holds_raw_files, is_abandoned, is_ours, owner_rank, read_window
 from lightning_chakra.recording.writer import TraceWriter, check_complete, describe_error
 from lightning_chakra.traces.errors import CaptureError
 from lightning_chakra.traces.reading import PIECE, open_trace
@@ -50,7 +51,47 @@ class _Found:
     pid: int | None
 
 
-def recover(path: str, *, dirpath: str | None = None, force: bool = False, discard: bool = False) -> list[Outcome]:
+@dataclass(frozen=True)
+class Leftover:
+    """A scratch folder of a dead process.
+
+    Attributes:
+        folder: The scratch folder.
+        rank: The global rank that made it.
+        ours: Whether it belongs to the user who asks.
+        holds: Its raw files, their sizes and which are not complete.
+    """
+
+    folder: str
+    rank: int
+    ours: bool
+    holds: str
+
+
+def list_leftovers(path: str) -> list[Leftover]:
+    """What :func:`recover` would take up, of all users; nothing is touched.
+
+    Raises:
+        CaptureError: There is no such folder.
+    """
+    root = _folder(path)
+    is_one = os.path.isfile(os.path.join(root, "owner.json"))
+    folders = [root] if is_one else [os.path.join(root, name) for name in sorted(os.listdir(root))]
+    return [
+        Leftover(folder, owner_rank(folder), is_ours(folder), describe_leftover(folder))
+        for folder in folders
+        if is_abandoned(folder)
+    ]
+
+
+def recover(
+    path: str,
+    *,
+    dirpath: str | None = None,
+    force: bool = False,
+    discard: bool = False,
+    all_users: bool = False,
+) -> list[Outcome]:
     """Publish what is complete of what dead processes left.
 
     Args:
@@ -58,16 +99,16 @@ def recover(path: str, *, dirpath: str | None = None, force: bool = False, disca
         dirpath: Publish below this folder or URL instead of where it was meant.
         force: Take the owners for dead.
         discard: Remove what cannot be recovered.
+        all_users: Take up the folders of other users, too, where ``path`` holds many.
 
     Raises:
         CaptureError: There is no such folder, or it belongs to a process that runs.
     """
-    return [
-        outcome for found in list(_find(path, force=force)) for outcome in _recover(found, dirpath, discard=discard)
-    ]
+    found = list(_find(path, force=force, all_users=all_users))
+    return [outcome for window in found for outcome in _recover(window, dirpath, discard=discard)]
 
 
-def _find(path: str, *, force: bool) -> Iterator[_Found]:
+def _folder(path: str) -> str:
     root = os.path.abspath(os.path.expanduser(path))
     if not os.path.isdir(root):
         raise CaptureError(
@@ -75,6 +116,11 @@ def _find(path: str, *, force: bool) -> Iterator[_Found]:
             if os.path.exists(root)
             else f"no such folder: {path}"
         )
+    return root
+
+
+def _find(path: str, *, force: bool, all_users: bool) -> Iterator[_Found]:
+    root = _folder(path)
     if os.path.isfile(os.path.join(root, "window.json")):
         scratch = os.path.dirname(root)
         if os.path.isfile(os.path.join(scratch, "owner.json")):
@@ -86,8 +132,12 @@ def _find(path: str, *, force: bool) -> Iterator[_Found]:
     else:
         for name in sorted(os.listdir(root)):
             scratch = os.path.join(root, name)
+            if not (all_users or is_ours(scratch)):
+                continue
             if is_abandoned(scratch) or (force and os.path.isfile(os.path.join(scratch, "owner.json"))):
-                yield from _windows(scratch)
+                _remove_empty(scratch)
+                if os.path.isdir(scratch):
+                    yield from _windows(scratch)
 
 
 def _windows(scratch: str) -> Iterator[_Found]:

@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -304,3 +305,38 @@ def test_no_such_folder(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert recover(tmp_path / "file") == 2
     assert "is a file: name a scratch folder" in capsys.readouterr().err
+
+
+def test_a_list_touches_nothing(tmp_path, whole_trace, capsys):
+    window = left_behind(tmp_path, chakra=whole_trace)
+    before = everything(tmp_path)
+    scratch = Path(window.folder).parent
+    assert main(["recover", "--list", str(tmp_path / "s")]) == 0
+    assert f"{scratch} (rank 0): " in (told := capsys.readouterr().out)
+    assert "chakra/rank-0.json (" in told
+    assert main(["recover", "--list", "--json", str(scratch)]) == 0
+    (left,) = json.loads(capsys.readouterr().out)
+    assert (left["folder"], left["rank"], left["ours"]) == (str(scratch), 0, True)
+    assert everything(tmp_path) == before
+
+
+def test_folders_of_other_users_are_left_alone_until_asked_for(tmp_path, whole_trace, capsys, monkeypatch):
+    left_behind(tmp_path, chakra=whole_trace)
+    before = everything(tmp_path)
+    other = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    assert recover(tmp_path / "s") == 0
+    told = capsys.readouterr().out
+    assert "left alone: 1 scratch folders of other users" in told
+    assert everything(tmp_path) == before
+    assert recover(tmp_path / "s", "--all-users") == 0
+    assert len(list((tmp_path / "p").rglob("*.json.gz"))) == 2
+
+
+def test_a_folder_with_only_its_owner_is_removed(tmp_path, capsys):
+    window = left_behind(tmp_path, kineto=None)
+    scratch = Path(window.folder).parent
+    shutil.rmtree(window.folder)
+    assert [path.name for path in scratch.iterdir()] == ["owner.json"]
+    assert recover(tmp_path / "s") == 0
+    assert not scratch.exists()

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, Timer
 from lightning.pytorch.demos.boring_classes import RandomDataset
@@ -44,6 +45,39 @@ def check_too_short(result: dict[str, Any], text: str) -> None:
     assert "no trace" in warning
     assert "wait=2, warmup=1, active=2 needs 5 steps" in warning
     assert text in warning
+
+
+class RawOptimizer(Model):
+    """Steps an optimizer that Lightning knows nothing of."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__(batches)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(self.layer(batch)))
+        optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.layer.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("batches", [6, 31, 32, 40])
+def test_raw_optimizers_are_told_the_way_out(out: Path, batches: int) -> None:
+    result = fitting({**SHORT, "dirpath": out}, {}, RawOptimizer(batches))
+    (warning,) = result["warnings"]
+    assert f"no step in {min(batches, 32)} batches" in warning
+    assert 'step_unit="batch"' in warning
+    check_files(out, result, [], partial=False)
+    check_clean(result)
+
+
+def test_raw_optimizers_with_batches_as_steps(out: Path) -> None:
+    result = fitting({**SHORT, "dirpath": out, "step_unit": "batch"}, {}, RawOptimizer(6))
+    assert result["warnings"] == []
+    check_files(out, result, [3, 4], partial=False)
 
 
 @pytest.mark.parametrize("batches", range(8))
