@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import struct
 import threading
 import time
@@ -44,6 +45,9 @@ class FlushBarrier(Protocol):
     def maximum(self, value: int) -> int:
         """The largest ``value`` of all ranks."""
 
+    def of_rank(self, rank: int, text: str) -> str:
+        """The ``text`` of a rank."""
+
     def total(self, values: list[int]) -> list[int]:
         """The element-wise sums of ``values`` over all ranks."""
 
@@ -59,7 +63,7 @@ class StrategyBarrier:
         broadcast: ``trainer.strategy.broadcast``; rank 0 decides where a sum or a maximum cannot be had.
     """
 
-    def __init__(self, barrier: Callable[[], None], broadcast: Callable[[int], int]) -> None:
+    def __init__(self, barrier: Callable[[], None], broadcast: Callable[[Any], Any]) -> None:
         self._barrier = barrier
         self._broadcast = broadcast
 
@@ -69,7 +73,11 @@ class StrategyBarrier:
 
     def maximum(self, value: int) -> int:
         """See :class:`FlushBarrier`."""
-        return self._broadcast(value)
+        return int(self._broadcast(value))
+
+    def of_rank(self, rank: int, text: str) -> str:
+        """See :class:`FlushBarrier`. There is but rank 0's here."""
+        return str(self._broadcast(text))
 
     def total(self, values: list[int]) -> list[int]:
         """See :class:`FlushBarrier`."""
@@ -129,6 +137,12 @@ class GlooBarrier:
     def maximum(self, value: int) -> int:
         """See :class:`FlushBarrier`."""
         return self._reduce([value], dist.ReduceOp.MAX)[0]
+
+    def of_rank(self, rank: int, text: str) -> str:
+        """See :class:`FlushBarrier`."""
+        mine = os.fsencode(text) if self._rank == rank else b""  # a path may be no text
+        mine = mine.ljust(self.maximum(len(mine)), b"\0")
+        return os.fsdecode(bytes(self.total(list(mine))))
 
     def total(self, values: list[int]) -> list[int]:
         """See :class:`FlushBarrier`."""

@@ -1,6 +1,7 @@
 """From arguments to a running session: what all ranks agree on before the first step. Knows no trainer."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,15 +80,21 @@ def open_profiling(
         ``None`` where nothing can be recorded; it was warned of then.
 
     Raises:
-        ValueError: No training could use these settings here: a rank that does not exist, an unknown protocol.
+        ValueError: No training could use these settings here: a rank that does not exist, an unknown protocol, other
+            arguments on another rank.
         RuntimeError: The ranks could not agree, and ``on_error="raise"``.
     """
-    profiled = resolve_ranks(settings.ranks, place.world_size)
     dirpath = storage.absolute(dirpath)
     storage.check(dirpath)
-    barrier, root = _meet_others(settings, place, dirpath)
+    barrier, dirpath, root = _meet_others(settings, place, dirpath)
     if barrier is None:
         return None
+    try:
+        _refuse_unlike_arguments(settings, barrier, place.global_rank)
+        profiled = resolve_ranks(settings.ranks, place.world_size)
+    except ValueError:  # on all ranks
+        barrier.close()
+        raise
     layout = TraceLayout(root, folder_per_window=settings.schedule.repeat != 1)
     _tell_leftovers(settings, place)
     recording = _recording(settings, place, layout, profiled, on_published) if place.global_rank in profiled else None
@@ -101,8 +108,8 @@ def open_profiling(
     return Profiling(session, dirpath, root, profiled, place)
 
 
-def _meet_others(settings: Settings, place: Place, dirpath: str) -> tuple[FlushBarrier | None, str]:
-    """Build the barrier on every rank and agree on the folder of this run; no barrier means no profiling.
+def _meet_others(settings: Settings, place: Place, dirpath: str) -> tuple[FlushBarrier | None, str, str]:
+    """Build the barrier on every rank, agree on the folder and on that of this run; no barrier means no profiling.
 
     Whether it worked is itself agreed on: a rank that recorded while another one knows of no barrier would
     endanger the training.
@@ -111,11 +118,12 @@ def _meet_others(settings: Settings, place: Place, dirpath: str) -> tuple[FlushB
     root, reason = dirpath, ""
     try:
         barrier = place.make_barrier()
+        dirpath = _folder_of_rank_0(dirpath, barrier, place.global_rank)
         root = _free_run_folder(dirpath, barrier, place.global_rank)
     except Exception as error:
         reason = describe_error(error)
     if place.all_agree(not reason):
-        return barrier, root
+        return barrier, dirpath, root
     if barrier is not None:
         barrier.close()
     message = (
@@ -129,7 +137,37 @@ def _meet_others(settings: Settings, place: Place, dirpath: str) -> tuple[FlushB
     if settings.on_error == "raise":
         raise RuntimeError(message)
     warn(message)
-    return None, root
+    return None, dirpath, root
+
+
+def _folder_of_rank_0(dirpath: str, barrier: FlushBarrier, rank: int) -> str:
+    """Where all ranks write. One that is computed on each, such as of a time stamp, would scatter a capture."""
+    first = barrier.of_rank(0, dirpath)
+    if barrier.maximum(int(first != dirpath)) and rank == 0:
+        warn(
+            f"`dirpath` is not the same on all ranks (of a time stamp that each takes for itself?): all of them write "
+            f"to that of rank 0, {first}."
+        )
+    return first
+
+
+def _refuse_unlike_arguments(settings: Settings, barrier: FlushBarrier, rank: int) -> None:
+    """Ranks with unlike schedules would wait for each other at different steps.
+
+    Raises:
+        ValueError: A rank has other arguments than rank 0. It is raised on all of them.
+    """
+    mine = json.dumps(settings.describe(), sort_keys=True)
+    first = barrier.of_rank(0, mine)
+    unlike = barrier.maximum(rank if mine != first else 0)
+    if unlike:
+        ours, theirs = json.loads(first), json.loads(barrier.of_rank(unlike, mine))
+        names = [name for name in ours if ours[name] != theirs.get(name)]
+        raise ValueError(
+            f"the profiler has other arguments on rank {unlike} than on rank 0: "
+            f"{', '.join(f'{name}={theirs.get(name)!r} and not {ours[name]!r}' for name in names)}. Give all ranks the "
+            "same; `profile_ranks` chooses who records."
+        )
 
 
 def _free_run_folder(dirpath: str, barrier: FlushBarrier, rank: int) -> str:

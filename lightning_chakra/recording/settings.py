@@ -100,6 +100,12 @@ class Settings:
             execution_trace=self.collect_chakra,
         )
 
+    def describe(self) -> dict[str, Any]:
+        """All that must be the same on all ranks, as plain data; folders may differ."""
+        described = dataclasses.asdict(self)
+        described["profile_ranks"] = [[ranks.start, ranks.stop, ranks.step] for ranks in self.ranks]
+        return {name: value for name, value in described.items() if name not in ("dirpath", "scratch_dir")}
+
     def describe_options(self) -> dict[str, Any]:
         """What is collected, for the trace's own ``options`` entry."""
         return {name: getattr(self, name) for name in _FLAGS}

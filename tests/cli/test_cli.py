@@ -1,12 +1,16 @@
 """The command as a whole: start-up, exit codes, messages, processes."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from lightning_chakra import __version__
 from lightning_chakra.cli import COMMANDS, main
@@ -141,3 +145,33 @@ def test_a_single_file(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert main(["check", str(SHARED / "hta" / "nccl_data.json.gz")]) == 0
     assert "steps 4-6" in capsys.readouterr().out
+
+
+@hypothesis.given(
+    st.lists(
+        st.sampled_from(
+            [*COMMANDS, "--jobs", "--jobs=[", "--jobs=0x1", "--json=maybe", "--ranks=0:", "--top", "--config", "--check={",
+             "--check.jobs=1", "--print_config", "%YAML 9", "? :", "&a *a", "!!x", "\0", "\ud800", "=", "--", "@", ""]
+        )
+        | st.text(max_size=20),
+        max_size=4,
+    )
+)  # fmt: skip
+def test_no_argument_ends_in_a_traceback(arguments: list[str]) -> None:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            code = main(arguments)
+        except SystemExit as exit_:  # --help
+            code = exit_.code
+    assert code == 0 or len(err.getvalue().splitlines()) == 1
+
+
+def test_text_that_the_terminal_cannot_show(tmp_path: Path) -> None:
+    name = os.fsdecode(b"no such \xff \xc3\xa4")
+    result = subprocess.run(
+        [sys.executable, "-m", "lightning_chakra.cli", "check", name],
+        capture_output=True, text=True, timeout=60, cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert result.stderr.startswith("lightning-chakra: error: no such folder")
+    assert len(result.stderr.splitlines()) == 1

@@ -187,6 +187,11 @@ def train_in_namespace(arguments: dict[str, Any], **fit: Any) -> dict[str, Any]:
     return train(arguments, **fit)
 
 
+def train_unlike(arguments: list[dict[str, Any]]) -> dict[str, Any]:
+    """A fit for which each rank has arguments of its own."""
+    return train(arguments[rank()], group_timeout=30)
+
+
 def train_without_agreement(arguments: dict[str, Any], part: str) -> dict[str, Any]:
     """A fit in the setup of which one part fails on rank 1 only."""
 

@@ -184,6 +184,34 @@ def test_setup_that_fails_on_one_rank_is_agreed_on(part: str, out: Path) -> None
     assert not out.exists() or files(out) == []
 
 
+@pytest.mark.parametrize(
+    ("unlike", "told"),
+    [
+        ({"wait": 3}, "wait=3 and not 1"),
+        ({"profile_ranks": [1], "active": 3}, "profile_ranks="),
+        ({"profile_ranks": [7]}, "profile_ranks="),
+        ({"step_unit": "batch"}, "step_unit='batch' and not 'optimizer_step'"),
+    ],
+)
+def test_unlike_arguments_are_told_on_all_ranks(out: Path, unlike: dict[str, Any], told: str) -> None:
+    results = harness.run(faults.train_unlike, [{"dirpath": out}, {"dirpath": out, **unlike}], ranks=2, timeout=30)
+    for result in results:
+        assert result.exitcode == 1, harness.describe(results)
+        last = result.err.strip().splitlines()[-1]
+        assert last.startswith("ValueError: the profiler has other arguments on rank 1 than on rank 0: ")
+        assert told in last
+    assert not out.exists()
+
+
+def test_a_folder_of_each_rank_becomes_that_of_rank_0(out: Path, tmp_path: Path) -> None:
+    results = harness.run(faults.train_unlike, [{"dirpath": out}, {"dirpath": tmp_path / "other"}], ranks=2)
+    harness.succeed(results)
+    assert len(_whole(out)) == 4
+    assert not (tmp_path / "other").exists()
+    assert f"all of them write to that of rank 0, {out}" in results[0].err
+    assert "that of rank 0" not in results[1].err
+
+
 def test_nothing_of_the_group_is_left_after_close() -> None:
     for value in harness.succeed(harness.run(faults.open_and_close, ranks=4, env={"RANKS": "4"})):
         assert value["during"][0] > value["before"][0]  # sockets
