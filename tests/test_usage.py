@@ -13,6 +13,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_chakra import ChakraProfilerCallback
+from lightning_chakra.recording import opening, storage
 from tests import harness, programs
 from tests.reading import check_pair, files, load
 
@@ -58,17 +59,21 @@ def test_a_rank_beyond_the_world_is_an_error_on_every_rank(out: Path, ranks: lis
     assert not out.exists()
 
 
-def _train_in_own_folder(folder: Path) -> dict[str, Any]:
-    return programs.train({"dirpath": folder / os.environ["LOCAL_RANK"], **EARLY}, DDP, programs.Model(5))
+def _train_on_own_disk(out: Path, disks: Path) -> dict[str, Any]:
+    """What lies in the output folder is on a disk of each machine, under the same path."""
+    entries = storage.entries
+    disk = disks / os.environ["LOCAL_RANK"]
+    opening.storage.entries = lambda path: entries(path.replace(str(out), str(disk)))
+    return programs.train({"dirpath": out, **EARLY}, DDP, programs.Model(5))
 
 
-def test_all_ranks_move_to_the_next_run_when_one_sees_earlier_traces(tmp_path: Path) -> None:
-    (tmp_path / "1" / "chakra").mkdir(parents=True)  # as a local disk of the second machine would have it
+def test_all_ranks_move_to_the_next_run_when_one_sees_earlier_traces(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "1" / "chakra").mkdir(parents=True)
     (tmp_path / "0" / "run-1" / "pytorch_profile").mkdir(parents=True)
-    harness.succeed(harness.run(_train_in_own_folder, tmp_path, ranks=2))
-    assert files(tmp_path) == [f"{rank}/run-2/{name}" for rank in (0, 1) for name in _pairs(rank)]
+    harness.succeed(harness.run(_train_on_own_disk, out, tmp_path, ranks=2))
+    assert files(out) == sorted(f"run-2/{name}" for name in _pairs(0, 1))
     for rank in (0, 1):
-        check_pair(tmp_path / str(rank) / "run-2", rank, [2, 3])
+        check_pair(out / "run-2", rank, [2, 3])
 
 
 def _train_to_default_folder(root: Path, logger: bool) -> dict[str, Any]:
