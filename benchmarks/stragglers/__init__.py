@@ -1,0 +1,1 @@
+"""Plants causes of lateness in real trainings, to see whether `stragglers` finds them."""
