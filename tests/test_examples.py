@@ -40,6 +40,13 @@ def test_boring(tmp_path: Path) -> None:
     assert "kineto: steps 10-11" in out
 
 
+def test_loop(tmp_path: Path) -> None:
+    out = _run("loop.py", folder=tmp_path)
+    assert files(tmp_path) == [f"traces/{name}" for name in _pairs(0)]
+    check_pair(tmp_path / "traces", 0, [10, 11])
+    assert "kineto: steps 10-11" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "steps", "kinds"),
     [
