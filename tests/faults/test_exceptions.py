@@ -173,6 +173,9 @@ class Broken:
     def maximum(self, value: int) -> int:
         return value
 
+    def of_rank(self, rank: int, text: str) -> str:
+        return text
+
     def total(self, values: list[int]) -> list[int]:
         return values
 
