@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import time
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -12,11 +11,9 @@ import torch
 from lightning.fabric import Fabric
 
 from lightning_chakra import profile_window
-from lightning_chakra.recording import recorder
-from lightning_chakra.recording.private_torch import KinetoProfile
 from tests import police
-
-SHORT: dict[str, Any] = {"wait": 2, "warmup": 1, "active": 2, "collect_chakra": True}
+from tests.distributed.faults import slow_kineto
+from tests.faults.trainings import SHORT
 
 
 def group(timeout: float = 20) -> int:
@@ -61,14 +58,8 @@ def plain(arguments: dict[str, Any], *, steps: int = 8, raise_in: int = -1, **gr
 def slow(arguments: dict[str, Any], marker: Path, seconds: float) -> dict[str, Any]:
     """A plain loop on a training group with a short timeout; the export of rank 0 takes longer than that."""
 
-    class Slow(KinetoProfile):  # type: ignore[misc]
-        def export_chrome_trace(self, path: str) -> Any:
-            marker.touch()
-            time.sleep(seconds)
-            return super().export_chrome_trace(path)
-
     if os.environ["LOCAL_RANK"] == "0":
-        recorder.KinetoProfile = Slow
+        slow_kineto(marker, seconds)
     return plain(arguments, timeout=3)
 
 

@@ -11,9 +11,8 @@ from torch.profiler import profile
 
 from lightning_chakra import profile_window
 from tests import harness, loops
+from tests.faults.trainings import PAIR, SHORT
 from tests.reading import check_pair, files
-
-PAIR = ["chakra/rank-0.json.gz", "pytorch_profile/rank-0.json.gz"]
 
 
 def test_one_process(out: Path) -> None:
@@ -25,7 +24,7 @@ def test_one_process(out: Path) -> None:
 
 
 def test_two_loops_one_after_the_other_with_the_same_object(out: Path) -> None:
-    window = profile_window(out, **loops.SHORT)
+    window = profile_window(out, **SHORT)
     for _ in range(2):
         with window:
             for _ in range(6):
@@ -66,7 +65,7 @@ def test_numbers_of_a_resumed_loop_and_accumulated_gradients(out: Path) -> None:
 
 
 def test_nested_windows_are_refused_by_name(out: Path) -> None:
-    outer = profile_window(out / "outer", **loops.SHORT)
+    outer = profile_window(out / "outer", **SHORT)
     inner = profile_window(out / "inner")
     with outer:
         with pytest.raises(RuntimeError, match=r"`profile_window` to .*inner begins while `profile_window` to .*outer"):
@@ -91,7 +90,7 @@ def test_ranks_without_a_process_group_say_what_to_call(out: Path, monkeypatch: 
 
 def test_a_profiler_of_the_user_in_the_window_ends_it(out: Path) -> None:
     with pytest.warns(UserWarning, match="another profiler was started"):
-        _loop_with_a_profiler(profile_window(out, **loops.SHORT))
+        _loop_with_a_profiler(profile_window(out, **SHORT))
     check_pair(out, 0, [3, 4])
 
 

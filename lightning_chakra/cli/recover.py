@@ -43,11 +43,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Recover, print what became of each file, and return 0 if nothing was lost or kept, else 1."""
-    from lightning_chakra.transform.recover import list_leftovers, recover
+    from lightning_chakra.transform.recover import left_to_others, list_leftovers, recover
 
     if args.list:
         return _list(list_leftovers(args.path), as_json=args.json)
-    others = [] if args.all_users else [left for left in list_leftovers(args.path) if not left.ours]
+    others = [] if args.all_users else left_to_others(args.path)
     outcomes = recover(
         args.path, dirpath=args.dirpath, force=args.force, discard=args.discard, all_users=args.all_users
     )

@@ -64,7 +64,7 @@ def _print(window: "Summary", count: int) -> None:
     from lightning_chakra.cli.tables import console, table
 
     out = console()
-    read = [rank for rank in window.ranks if rank.error is None]
+    read = window.read
     out.print(Text(f"{window.name}: {len(read)} {'rank' if len(read) == 1 else 'ranks'}", "bold"))
     for rank in window.ranks:
         if rank.error is not None:

@@ -2,7 +2,7 @@
 
 import os
 
-from lightning_chakra.recording.schedule import ProfileSchedule
+from lightning_chakra.recording.schedule import ProfileSchedule, named_steps
 from lightning_chakra.recording.writer import PublishError
 
 
@@ -29,11 +29,7 @@ def too_short(schedule: ProfileSchedule, steps: int, *, certain: bool) -> str:
 def describe_lost(rank: int, error: PublishError) -> str:
     """The warning about a file that was not published."""
     window = error.window
-    steps = (
-        f"step {window.first_step}"
-        if window.first_step == window.last_step
-        else f"steps {window.first_step}-{window.last_step}"
-    )
+    steps = named_steps(window.first_step, window.last_step)
     fate = (
         f"The raw file is kept: {error.raw.path}; `lightning-chakra recover {window.folder}` publishes it."
         if os.path.exists(error.raw.path)

@@ -76,8 +76,8 @@ class Door:
         others.watch()  # one that is prepared by the time the training begins must be known
 
     def __repr__(self) -> str:
-        names = (field.name for field in dataclasses.fields(Settings))
-        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self.settings, name)!r}' for name in names)})"
+        arguments = ", ".join(f"{name}={getattr(self.settings, name)!r}" for name in _ARGUMENTS)
+        return f"{type(self).__name__}({arguments})"
 
     def __getattr__(self, name: str) -> Any:
         # Each argument can be read back under its own name; it is looked for here only where nothing else has it.

@@ -12,7 +12,7 @@ A healthy file costs one search per piece, which leaves the GIL to the training,
 import json
 import re
 from collections.abc import Callable, Iterator
-from typing import IO
+from typing import IO, Literal
 
 import regex
 
@@ -52,11 +52,8 @@ _KINETO_NAME = re.compile(
 _KINETO_CALLER = re.compile(rb'("CallFrom": ")(.*?)(", "Python )')
 _KINETO_ID = re.compile(rb'"Record function id": (\d+)[,\s]')
 _KINETO_END = re.compile(rb'(\n  \],.*"traceName": ")(.*)("\s*\}\s*)\Z', re.DOTALL)
-_ET_NAME = re.compile(
-    rb'\A(        "id": \d+, "name": ")(.*?)(", "ctrl_deps": \d+,\n        "inputs": \{"values": )', re.DOTALL
-)
-_ET_PARENT = re.compile(
-    rb'\A(        "id": (\d+), "name": ".*?", "ctrl_deps": )\d+(?=,\n        "inputs": \{"values": )', re.DOTALL
+_ET_NODE = re.compile(
+    rb'\A(        "id": (\d+), "name": ")(.*?)(", "ctrl_deps": )(\d+)(?=,\n        "inputs": \{"values": )', re.DOTALL
 )
 _ET_ID = re.compile(rb'"name": "rf_id", "type": "uint64", "value": (\d+)\}')
 _NO_NUMBER = re.compile(rb"(?<=[\[,:\s])(-?(?:inf|nan))(?=[\],}\s])")
@@ -69,6 +66,38 @@ class MendError(ValueError):
 
 
 _LARGEST = 2 << 20  # bytes; longer than any event or node
+
+
+def pieces(
+    source: IO[bytes], kind: Kind, piece: int, largest: int
+) -> Iterator[tuple[bytes, int, Literal["between", "inside", "end"]]]:
+    """Read a raw file in pieces that end where an event or a node ends.
+
+    Args:
+        source: The raw file.
+        kind: What it is.
+        piece: Bytes to read at a time.
+        largest: Bytes of an event or a node beyond which it is cut rather than held.
+
+    Yields:
+        What was read, how many bytes of it are the piece, and where that ends: between two events or nodes, inside a
+        very long one, or where the file does.
+    """
+    offset, size = 0, piece
+    while source.seek(offset) == offset and (block := source.read(size)):
+        if len(block) < size:
+            yield block, len(block), "end"
+            return
+        cut = block.rfind(_START[kind])
+        if cut > 0:
+            yield block, cut, "between"
+        elif size <= largest:  # a long event or node: again, and more of it
+            size *= 2
+            continue
+        else:
+            cut = size
+            yield block, cut, "inside"
+        offset, size = offset + cut, piece
 
 
 class Mender:
@@ -104,22 +133,12 @@ class Mender:
         Raises:
             MendError: An event or a node could not be made JSON.
         """
-        start = _START[kind]
-        offset, size = 0, piece
-        while source.seek(offset) == offset and (block := source.read(size)):
-            if len(block) < size:
-                yield self._mend_end(self._mend(block, len(block), kind), kind), len(block)
-                return
-            cut = block.rfind(start)
-            if cut > 0:
-                yield self._mend(block, cut, kind), cut
-            elif size <= _LARGEST:  # a long event or node: again, and more of it
-                size *= 2
+        for block, length, place in pieces(source, kind, piece, _LARGEST):
+            if place == "inside":  # not what torch writes: pass it on as it is
+                yield block, length
                 continue
-            else:  # not what torch writes: pass it on as it is rather than hold all of it
-                cut = size
-                yield block, cut
-            offset, size = offset + cut, piece
+            part = self._mend(block, length, kind)
+            yield (self._mend_end(part, kind) if place == "end" else part), length
 
     def _mend(self, block: bytes, length: int, kind: Kind) -> bytes | memoryview:
         odd = not block.isascii() or any(text in block for text in _SUSPECT_TEXT[kind])
@@ -154,21 +173,19 @@ class Mender:
         return _KINETO_NAME.sub(mended, event, count=1 if true_name is not None else 0)
 
     def _mend_node(self, node: bytes) -> bytes:
-        match = _ET_NAME.match(node)
+        match = _ET_NODE.match(node)
         if match is None:
             return node
-        raw = match[2]
+        head, id_, raw, between, parent = match.groups()
         name = _escaped(raw)
         if (name != raw or _UNPRINTABLE.search(raw)) and len(self._names) < MOST_NAMES:
             found = _ET_ID.search(node, match.end())
             if found:
                 self._names[int(found[1])] = self._texts.setdefault(name, name)
-        node = node if name == raw else match[1] + name + node[match.start(3) :]
-        return _ET_PARENT.sub(self._true_parent, node) if self._parents else node
-
-    def _true_parent(self, match: re.Match[bytes]) -> bytes:
-        parent = self._parents.get(int(match[2]))
-        return match[0] if parent is None else match[1] + b"%d" % parent
+        true_parent = self._parents.get(int(id_))
+        if name == raw and true_parent is None:
+            return node
+        return head + name + between + (parent if true_parent is None else b"%d" % true_parent) + node[match.end() :]
 
     def _mend_end(self, part: bytes | memoryview, kind: Kind) -> bytes | memoryview:
         """The last line of a Kineto trace holds the path of the raw file; an execution trace tells what was mended."""

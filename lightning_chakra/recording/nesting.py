@@ -15,13 +15,14 @@ from collections.abc import Iterator
 
 import regex
 
+from lightning_chakra.recording.mend import pieces
+
 # One node up to its thread, as torch writes it. Names may hold anything, so they are skipped and not parsed.
 _NODE = regex.compile(
     rb'\n        "id": (\d+), "name": "(.*?)", "ctrl_deps": (\d+),\n'
     rb'.*?\{"name": "tid", "type": "uint64", "value": (\d+)\}',
     regex.DOTALL,
 )
-_START = b"\n      {\n"
 _THREAD = b"[pytorch|profiler|execution_trace|thread]"
 _APART = (_THREAD, b"[pytorch|profiler|execution_trace|process]", b"## process_group:init ##")
 _PIECE = 1 << 20
@@ -43,18 +44,17 @@ def true_parents(path: str) -> dict[int, int]:
     by_thread: defaultdict[int, array[int]] = defaultdict(lambda: array("Q"))  # places of its nodes in the file
     roots: dict[int, int] = {}
     open_parents: set[int] = set()  # named, and not written yet
-    for piece in _pieces(path):
-        for id_, name, parent, thread in _NODE.findall(piece, concurrent=True):
-            number, above = int(id_), int(parent)
-            open_parents.discard(number)
-            if name in _APART:
-                if name == _THREAD:
-                    roots[int(thread)] = number
-                continue
-            open_parents.add(above)
-            by_thread[int(thread)].append(len(ids))
-            ids.append(number)
-            parents.append(above)
+    for id_, name, parent, tid in _nodes(path):
+        number, above = int(id_), int(parent)
+        open_parents.discard(number)
+        if name in _APART:
+            if name == _THREAD:
+                roots[int(tid)] = number
+            continue
+        open_parents.add(above)
+        by_thread[int(tid)].append(len(ids))
+        ids.append(number)
+        parents.append(above)
     if open_parents <= {_root(roots, thread) for thread in by_thread}:
         return {}  # each named parent was written after those that name it: nobody lost count
     found: dict[int, int] = {}
@@ -76,16 +76,8 @@ def _root(roots: dict[int, int], thread: int) -> int:
     return roots.get(thread, 1)  # 1: the process
 
 
-def _pieces(path: str) -> Iterator[bytes]:
-    """The file in pieces that end where a node ends."""
-    rest = b""
+def _nodes(path: str) -> Iterator[tuple[bytes, bytes, bytes, bytes]]:
+    """Id, name, parent and thread of each node, in the order of the file."""
     with open(path, "rb", buffering=0) as file:
-        while block := file.read(_PIECE):
-            rest += block
-            cut = rest.rfind(_START)
-            if cut > 0:
-                yield rest[:cut]
-                rest = rest[cut:]
-            elif len(rest) > _LARGEST:
-                rest = rest[-len(_START) :]
-    yield rest
+        for block, length, _ in pieces(file, "chakra", _PIECE, _LARGEST):
+            yield from _NODE.findall(block, 0, length, concurrent=True)

@@ -24,10 +24,11 @@ def parse_ranks(profile_ranks: int | str | Collection[int]) -> tuple[range, ...]
             else ()
         )
     ranks = [profile_ranks] if isinstance(profile_ranks, int) else profile_ranks
-    if isinstance(ranks, (set, frozenset)):
-        ranks = sorted(ranks, key=repr) if any(not isinstance(r, int) for r in ranks) else sorted(ranks)
-    if not isinstance(ranks, (list, tuple, range)) or any(isinstance(r, bool) or not isinstance(r, int) for r in ranks):
+    known = isinstance(ranks, (list, tuple, range, set, frozenset))
+    if not known or any(isinstance(r, bool) or not isinstance(r, int) for r in ranks):
         raise TypeError(f"`profile_ranks={profile_ranks!r}` must be {_RULE}; empty means all ranks.")
+    if isinstance(ranks, (set, frozenset)):
+        ranks = sorted(ranks)
     for rank in ranks:
         if rank < 0:
             raise ValueError(f"`profile_ranks={profile_ranks!r}`: rank {rank} is negative; global ranks count from 0.")

@@ -5,6 +5,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 
+def named_steps(first: int, last: int) -> str:
+    """``step 3`` or ``steps 3-4``."""
+    return f"step {first}" if first == last else f"steps {first}-{last}"
+
+
 class Phase(Enum):
     """What the profiler does during one step."""
 

@@ -20,7 +20,7 @@ from lightning_chakra.recording.barrier import BarrierError, FlushBarrier
 from lightning_chakra.recording.layout import PublishedTrace
 from lightning_chakra.recording.messages import info, warn
 from lightning_chakra.recording.recorder import RecorderError, TraceRecorder
-from lightning_chakra.recording.schedule import Phase, ProfileSchedule
+from lightning_chakra.recording.schedule import Phase, ProfileSchedule, named_steps
 from lightning_chakra.recording.scratch import Scratch
 from lightning_chakra.recording.signals import deferred_signals
 from lightning_chakra.recording.writer import TraceWriter, describe_error
@@ -263,7 +263,7 @@ class ProfilingSession:
             self._submit()
 
     def _window(self) -> str:
-        return f"step {self._first}" if self._first == self.number else f"steps {self._first}-{self.number}"
+        return named_steps(self._first, self.number)
 
     def _meet(self, what: str) -> None:
         if self._barrier is None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+_NUMBERS = tuple(signal.valid_signals())  # asked once: the answer takes longer than all the rest
 _Handler = Callable[[int, FrameType | None], Any]
 
 
@@ -28,15 +29,17 @@ def deferred_signals(*, but: signal.Signals | None = None) -> Iterator[None]:
     arrived: list[_Held] = []
     held: list[_Held] = []
     try:
-        for number in signal.valid_signals():
+        for number in _NUMBERS:
             handler = signal.getsignal(number)
             if callable(handler) and number != but:
                 held.append(_Held(number, handler, arrived))
                 signal.signal(number, held[-1])
         yield
     finally:
-        _restore(held)
-        _deliver(arrived)
+        try:
+            _each([stand_in.restore for stand_in in reversed(held)])
+        finally:
+            _each([stand_in.deliver for stand_in in arrived])
 
 
 class _Held:
@@ -67,22 +70,14 @@ class _Held:
             signal.signal(self._number, self._handler)
 
     def deliver(self) -> None:
+        """Run the handler for the signal that came."""
         self._handler(self._number, self._frame)
 
 
-def _restore(held: list[_Held]) -> None:
-    """Restore all, also when a signal that comes in between raises."""
-    if held:
+def _each(calls: list[Callable[[], None]]) -> None:
+    """Make all calls in order, also when one raises: a handler, or a signal that comes in between."""
+    if calls:
         try:
-            held[-1].restore()
+            calls[0]()
         finally:
-            _restore(held[:-1])
-
-
-def _deliver(arrived: list[_Held]) -> None:
-    """Deliver all in order, also when the handler of one raises."""
-    if arrived:
-        try:
-            arrived[0].deliver()
-        finally:
-            _deliver(arrived[1:])
+            _each(calls[1:])

@@ -75,13 +75,18 @@ def list_leftovers(path: str) -> list[Leftover]:
         CaptureError: There is no such folder.
     """
     root = _folder(path)
-    is_one = os.path.isfile(os.path.join(root, "owner.json"))
-    folders = [root] if is_one else [os.path.join(root, name) for name in sorted(os.listdir(root))]
-    return [
-        Leftover(folder, owner_rank(folder), is_ours(folder), describe_leftover(folder))
-        for folder in folders
-        if is_abandoned(folder)
-    ]
+    folders = filter(is_abandoned, [root]) if _is_scratch(root) else _dead(root)
+    return [Leftover(folder, owner_rank(folder), is_ours(folder), describe_leftover(folder)) for folder in folders]
+
+
+def left_to_others(path: str) -> list[str]:
+    """The scratch folders of other users that :func:`recover` leaves alone.
+
+    Raises:
+        CaptureError: There is no such folder.
+    """
+    root = _folder(path)
+    return [] if _is_scratch(root) else [folder for folder in _dead(root) if not is_ours(folder)]
 
 
 def recover(
@@ -126,18 +131,26 @@ def _find(path: str, *, force: bool, all_users: bool) -> Iterator[_Found]:
         if os.path.isfile(os.path.join(scratch, "owner.json")):
             _refuse_the_living(scratch, force=force)
         yield _Found(root, _owner(scratch).get("pid"))
-    elif os.path.isfile(os.path.join(root, "owner.json")):
+    elif _is_scratch(root):
         _refuse_the_living(root, force=force)
         yield from _windows(root)
     else:
-        for name in sorted(os.listdir(root)):
-            scratch = os.path.join(root, name)
-            if not (all_users or is_ours(scratch)):
-                continue
-            if is_abandoned(scratch) or (force and os.path.isfile(os.path.join(scratch, "owner.json"))):
+        for scratch in _dead(root, force=force):
+            if all_users or is_ours(scratch):
+                yield from _windows(scratch)
                 _remove_empty(scratch)
-                if os.path.isdir(scratch):
-                    yield from _windows(scratch)
+
+
+def _is_scratch(folder: str) -> bool:
+    return os.path.isfile(os.path.join(folder, "owner.json"))
+
+
+def _dead(root: str, *, force: bool = False) -> Iterator[str]:
+    """The scratch folders in a folder whose processes are gone, or are taken for it."""
+    for name in sorted(os.listdir(root)):
+        folder = os.path.join(root, name)
+        if is_abandoned(folder) or (force and _is_scratch(folder)):
+            yield folder
 
 
 def _windows(scratch: str) -> Iterator[_Found]:

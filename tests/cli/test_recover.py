@@ -333,6 +333,15 @@ def test_folders_of_other_users_are_left_alone_until_asked_for(tmp_path, whole_t
     assert len(list((tmp_path / "p").rglob("*.json.gz"))) == 2
 
 
+def test_a_folder_of_another_user_that_is_named_is_taken_up(tmp_path, whole_trace, capsys, monkeypatch):
+    scratch = Path(left_behind(tmp_path, chakra=whole_trace).folder).parent
+    other = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    assert recover(scratch) == 0
+    assert "left alone" not in capsys.readouterr().out
+    assert len(list((tmp_path / "p").rglob("*.json.gz"))) == 2
+
+
 def test_a_folder_with_only_its_owner_is_removed(tmp_path, capsys):
     window = left_behind(tmp_path, kineto=None)
     scratch = Path(window.folder).parent

@@ -43,29 +43,31 @@ def _hold(marker: Path, seconds: float) -> None:
         ctypes.PyDLL(None).usleep(100_000)
 
 
-def slow_kineto(marker: Path, seconds: float) -> None:
-    """Exporting the Kineto trace takes ``seconds`` longer; ``marker`` appears when it begins."""
-
+def _before_export(act: Callable[[], None]) -> None:
     class Slow(KinetoProfile):  # type: ignore[misc]
         def export_chrome_trace(self, path: str) -> Any:
-            _hold(marker, seconds)
+            act()
             return super().export_chrome_trace(path)
 
     recorder.KinetoProfile = Slow
 
 
+def slow_kineto(marker: Path, seconds: float) -> None:
+    """Exporting the Kineto trace takes ``seconds`` longer; ``marker`` appears when it begins."""
+
+    _before_export(lambda: _hold(marker, seconds))
+
+
 def deaf_kineto(marker: Path, seconds: float) -> None:
     """Exporting takes ``seconds`` longer in one call, in the middle of which no Python handler of a signal can run."""
 
-    class Deaf(KinetoProfile):  # type: ignore[misc]
-        def export_chrome_trace(self, path: str) -> Any:
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # one would end the call early
-            marker.touch()
-            ctypes.PyDLL(None).usleep(int(seconds * 1e6))
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
-            return super().export_chrome_trace(path)
+    def hold() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # one would end the call early
+        marker.touch()
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
 
-    recorder.KinetoProfile = Deaf
+    _before_export(hold)
 
 
 def slow_execution_trace(marker: Path, seconds: float) -> None:

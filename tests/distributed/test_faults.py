@@ -35,6 +35,16 @@ def _when_exporting(marker: Path, act: Callable[[list[Any]], object], waiting: i
     return watch
 
 
+def _send(number: signal.Signals) -> Callable[[list[Any]], None]:
+    """Send a signal to all processes."""
+
+    def send(processes: list[Any]) -> None:
+        for process in processes:
+            os.kill(process.pid, number)
+
+    return send
+
+
 def _whole(out: Path) -> list[str]:
     """The published files; all of them can be read."""
     names = files(out) if out.exists() else []
@@ -131,16 +141,12 @@ def test_sigterm_on_all_ranks_in_the_flush_saves_the_traces(out: Path, tmp_path:
     marker = tmp_path / "marker"
     program = partial(faults.train, slow=faults.slow_kineto, marker=marker, seconds=8)
 
-    def terminate(processes: list[Any]) -> None:
-        for process in processes:
-            os.kill(process.pid, signal.SIGTERM)
-
     results = harness.run(
         program,
         {"dirpath": out, "profile_ranks": [0]},
         ranks=2,
         timeout=60,
-        while_running=_when_exporting(marker, terminate, waiting=1),
+        while_running=_when_exporting(marker, _send(signal.SIGTERM), waiting=1),
     )
     shown = harness.describe(results)
     assert [result.exitcode for result in results] == [0, 0], shown
@@ -156,16 +162,12 @@ def test_a_signal_that_the_training_answers_with_a_collective(out: Path, tmp_pat
         faults.train, slow=faults.deaf_kineto, marker=marker, seconds=9, group_timeout=3, model=faults.AnswersUsr1
     )
 
-    def warn(processes: list[Any]) -> None:
-        for process in processes:
-            os.kill(process.pid, signal.SIGUSR1)
-
     results = harness.run(
         program,
         {"dirpath": out, "profile_ranks": [0]},
         ranks=2,
         timeout=60,
-        while_running=_when_exporting(marker, warn, waiting=1),
+        while_running=_when_exporting(marker, _send(signal.SIGUSR1), waiting=1),
     )
     values = harness.succeed(results)
     assert [value["batches"] for value in values] == [8, 8]

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 from lightning_chakra import ChakraProfilerCallback
-from lightning_chakra.recording.barrier import BarrierError
+from lightning_chakra.recording.barrier import BarrierError, StrategyBarrier
 from tests import harness, police
 from tests.faults.trainings import LIMIT, PAIR, SHORT, Boom, Unsized, check_clean, check_files, fit, fitting, recorded
 from tests.programs import QUIET, Model
@@ -164,23 +164,14 @@ def _raise(out: Path) -> None:
 # --- on_error="raise" ---------------------------------------------------------------------------------------------
 
 
-class Broken:
+class Broken(StrategyBarrier):
     """A barrier at which the others do not arrive."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None, lambda value: value)
 
     def wait(self, what: str) -> None:
         raise BarrierError(f"rank 0 waited 1 s for ranks [1] to {what} before the flush; they did not arrive")
-
-    def maximum(self, value: int) -> int:
-        return value
-
-    def of_rank(self, rank: int, text: str) -> str:
-        return text
-
-    def total(self, values: list[int]) -> list[int]:
-        return values
-
-    def close(self) -> None:
-        pass
 
 
 class BrokenBarrierCallback(ChakraProfilerCallback):
